@@ -1,0 +1,1 @@
+//! Engines and homes that exist only in memory.

@@ -1,0 +1,266 @@
+//! Runs boxes and keeps their homes. Knows no HTTP and no database.
+//!
+//! A [`Homes`] pool holds root filesystems as btrfs subvolumes; an [`Engine`] runs one box on one
+//! home. The server talks to both through the traits in this file, so that the lifecycle can be
+//! tested against [`fake`] parts with declared faults.
+//!
+//! ```text
+//!   server::lifecycle ──Engine──▶ container  ──▶ sys (namespaces, cgroups, mounts, netlink)
+//!                    └──Homes───▶ home::Pool ──▶ sys (btrfs ioctls, loop devices)
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+pub use dorm_proto::boot::{BootConfig, Command};
+
+pub mod fake;
+
+/// Names an agent, a template, or anything else that owns a home. Twenty lowercase letters and
+/// digits, so that it is a DNS label, a file name and an E2B sandbox id at the same time.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Id(Box<str>);
+
+impl Id {
+    pub const LEN: usize = 20;
+
+    pub fn random() -> Self {
+        const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+        let mut bytes = [0u8; Self::LEN];
+        getrandom::fill(&mut bytes).expect("the kernel's random source answers");
+        Self(bytes.iter().map(|b| ALPHABET[usize::from(b % 32)] as char).collect())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Id {
+    type Err = InvalidId;
+
+    fn from_str(s: &str) -> Result<Self, InvalidId> {
+        let fits = s.len() == Self::LEN && s.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+        if fits { Ok(Self(s.into())) } else { Err(InvalidId) }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("an id is {} lowercase letters and digits", Id::LEN)]
+pub struct InvalidId;
+
+impl TryFrom<String> for Id {
+    type Error = InvalidId;
+    fn try_from(s: String) -> Result<Self, InvalidId> {
+        s.parse()
+    }
+}
+
+impl From<Id> for String {
+    fn from(id: Id) -> String {
+        id.0.into()
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a box may use. Enforced by cgroups, except `disk`, which is a btrfs quota on the home.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Thousandths of a core.
+    pub cpu_millis: u32,
+    /// Bytes of memory, the box's tmpfs files included.
+    pub memory: u64,
+    /// Processes and threads.
+    pub pids: u32,
+    /// Bytes the home may hold beyond its template.
+    pub disk: u64,
+    /// Bytes a second read from, and written to, the pool's device. `None` is unlimited.
+    pub io_bps: Option<u64>,
+}
+
+/// Everything an engine must know to bring up a box on an existing home.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct BoxSpec {
+    pub id: Id,
+    pub hostname: String,
+    /// Decides the box's address and interface name. Unique among the boxes of this machine.
+    pub slot: u32,
+    /// First of the 65,536 host uids that the box's users are mapped to.
+    pub uid_base: u32,
+    pub limits: Limits,
+    pub boot: BootConfig,
+}
+
+/// What the engine wants remembered about a box, so that another daemon process can adopt it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoxRecord {
+    pub pid: i32,
+    /// Start time of `pid` in clock ticks since the host's boot: tells a reused pid from ours.
+    pub pid_start: u64,
+    pub host_boot_id: String,
+    pub guest_hash: String,
+    pub engine: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct BoxStats {
+    pub cpu_usec: u64,
+    pub memory_bytes: u64,
+    pub memory_peak_bytes: u64,
+    pub pids: u64,
+    /// Processes killed because the box was out of memory, since it was started.
+    pub oom_kills: u64,
+    /// Forks refused because the box was at its process limit, since it was started.
+    pub forks_refused: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HomeUsage {
+    /// Bytes that only this home holds.
+    pub used: u64,
+    pub limit: u64,
+}
+
+/// How a box came to its end without being asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoxExit {
+    /// In words: `process 1 was killed: out of memory (limit 512 MiB)`.
+    pub reason: String,
+}
+
+/// A byte stream to the guest of a box.
+pub trait GuestStream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
+impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> GuestStream for T {}
+
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error("no box of {0} is running here")]
+    NotRunning(Id),
+    #[error("a box of {0} is running already")]
+    AlreadyRunning(Id),
+    #[error("there is no home of {0} on this machine")]
+    NoHome(Id),
+    #[error("the pool has no space left ({free} bytes free)")]
+    NoSpace { free: u64 },
+    /// The box could not be brought up; what was made of it is removed again.
+    #[error("the box did not come up while it {step}")]
+    Start { step: String, #[source] source: Box<dyn std::error::Error + Send + Sync> },
+    #[error("{doing}")]
+    Io { doing: String, #[source] source: std::io::Error },
+}
+
+impl EngineError {
+    pub fn io(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let doing = doing.into();
+        move |source| Self::Io { doing, source }
+    }
+}
+
+pub type Result<T, E = EngineError> = std::result::Result<T, E>;
+
+/// Runs boxes. Every method may be called for any id at any time; an engine refuses what does not
+/// fit, and never leaves half a box behind.
+#[async_trait]
+pub trait Engine: Send + Sync + 'static {
+    /// Brings up a box on the home of `spec.id` and returns when its guest answers.
+    async fn start(&self, spec: &BoxSpec) -> Result<BoxRecord>;
+
+    /// Takes charge of a box that an earlier daemon started. `false` if it is no longer there;
+    /// its remains are then removed as by [`Engine::sweep`].
+    async fn adopt(&self, spec: &BoxSpec, record: &BoxRecord) -> Result<bool>;
+
+    /// Asks every process of the box to end, ends the rest after `grace`, and removes the box.
+    /// Returns when nothing of it is left. Stopping a box that is not running is no error.
+    async fn stop(&self, id: &Id, grace: Duration) -> Result<()>;
+
+    /// Resolves when the box ends by itself. Pending forever once `stop` was called for it.
+    async fn exited(&self, id: &Id) -> Result<BoxExit>;
+
+    /// A new stream to the guest, opened inside the box: no routed address is involved.
+    async fn connect(&self, id: &Id) -> Result<Box<dyn GuestStream>>;
+
+    async fn stats(&self, id: &Id) -> Result<BoxStats>;
+
+    /// Removes whatever exists on this machine of a box of `id`: processes, cgroup, interface.
+    async fn sweep(&self, id: &Id) -> Result<()>;
+
+    /// Ids of which there is something on this machine, running or left over.
+    async fn present(&self) -> Result<Vec<Id>>;
+}
+
+/// Keeps the root filesystems of agents, and the templates they start from.
+#[async_trait]
+pub trait Homes: Send + Sync + 'static {
+    /// Makes the home of `id` as a writable copy of `template`, in constant time.
+    async fn create(&self, id: &Id, template: &Id, disk: u64) -> Result<()>;
+
+    /// Removes the home of `id`. Removing what is not there is no error.
+    async fn delete(&self, id: &Id) -> Result<()>;
+
+    async fn usage(&self, id: &Id) -> Result<HomeUsage>;
+
+    async fn set_limit(&self, id: &Id, disk: u64) -> Result<()>;
+
+    /// Ids of all homes, agents' and unfinished builds' alike.
+    async fn list(&self) -> Result<Vec<Id>>;
+
+    /// Ids of all templates.
+    async fn templates(&self) -> Result<Vec<Id>>;
+
+    /// An empty home for `id` in which a template can be made.
+    async fn create_empty(&self, id: &Id) -> Result<()>;
+
+    /// Fills the empty home of `id` with Debian by mmdebstrap; `log` gets its output by lines.
+    async fn bootstrap(&self, id: &Id, debian: &Debian, log: LogSink) -> Result<()>;
+
+    /// Unpacks one layer (tar, plain or compressed with gzip or zstd) over the home of `id`, inside
+    /// a sandbox rooted there. OCI whiteouts are applied.
+    async fn unpack(&self, id: &Id, uid_base: u32, layer: std::fs::File, log: LogSink) -> Result<()>;
+
+    /// Makes the home of `id` the read-only template `id`, durably.
+    async fn seal(&self, id: &Id) -> Result<()>;
+
+    async fn delete_template(&self, id: &Id) -> Result<()>;
+
+    /// Writes template `id` to `to` as one compressed file, or makes it from such a file.
+    async fn export_template(&self, id: &Id, to: &std::path::Path) -> Result<()>;
+    async fn import_template(&self, id: &Id, from: &std::path::Path) -> Result<()>;
+
+    async fn space(&self) -> Result<Space>;
+}
+
+/// Room in the pool, and what it may still grow to.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Space {
+    pub total: u64,
+    pub free: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Debian {
+    pub suite: String,
+    pub packages: Vec<String>,
+}
+
+/// Receives progress of long work, line by line.
+pub type LogSink = tokio::sync::mpsc::UnboundedSender<String>;
+
+/// Environment for a box or a run.
+pub type Env = BTreeMap<String, String>;

@@ -1,0 +1,44 @@
+//! What the daemon tells a guest before it serves: one JSON message on descriptor 3, answered by
+//! `ready` or by an error text, after which the guest closes the descriptor.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The descriptor on which process 1 finds its [`BootConfig`], a `SOCK_SEQPACKET` socket.
+pub const BOOT_FD: i32 = 3;
+/// The answer of a guest that serves.
+pub const READY: &[u8] = b"ready";
+/// Longest boot message, both ways.
+pub const MAX_BOOT_MESSAGE: usize = 160 * 1024;
+/// Abstract unix socket, in the box's network namespace, on which the guest serves. Only peers from
+/// outside the box's pid namespace are answered.
+pub const GUEST_SOCKET: &str = "dorm-guest";
+/// Generation of the guest protocol. Fields and methods are only ever added.
+pub const PROTOCOL_VERSION: u32 = 1;
+/// Where the guest's own binary is mounted in the box.
+pub const GUEST_PATH: &str = "/run/dorm/guest";
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BootConfig {
+    /// The daemon's [`PROTOCOL_VERSION`].
+    pub protocol: u32,
+    pub agent_id: String,
+    pub hostname: String,
+    /// Environment of every run, below what the run itself sets.
+    pub env: BTreeMap<String, String>,
+    pub default_user: Option<String>,
+    pub default_workdir: Option<String>,
+    /// Run once the guest serves, and again each time the box is started from files.
+    pub start_command: Option<Command>,
+    /// Written to /etc/resolv.conf.
+    pub nameservers: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    /// Given to `/bin/bash -l -c`.
+    pub command: String,
+    pub user: Option<String>,
+}
