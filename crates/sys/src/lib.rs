@@ -1,1 +1,12 @@
+//! The system calls that dorm needs and no library has in a safe, typed form.
+//!
+//! Mechanism only: what is called in which order, and why, is decided in `dorm-engine`. This crate and
+//! the guest are the only places where `unsafe` is allowed.
 
+pub mod btrfs;
+pub mod cgroup;
+pub mod confine;
+pub mod loopdev;
+pub mod mount;
+pub mod namespace;
+pub mod process;

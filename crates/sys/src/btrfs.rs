@@ -1,0 +1,200 @@
+//! Subvolumes, snapshots and quotas of btrfs by ioctl: no process is started for any of them.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+
+const MAGIC: u8 = 0x94;
+
+const fn ioc(dir: u32, number: u8, size: usize) -> libc::c_ulong {
+    ((dir << 30) | ((size as u32) << 16) | ((MAGIC as u32) << 8) | number as u32) as libc::c_ulong
+}
+const READ: u32 = 2;
+const WRITE: u32 = 1;
+
+const SUBVOL_RDONLY: u64 = 1 << 1;
+const QUOTA_ENABLE: u64 = 1;
+const QUOTA_ENABLE_SIMPLE: u64 = 4;
+const LIMIT_MAX_REFERENCED: u64 = 1;
+
+#[repr(C)]
+struct VolArgsV2 {
+    fd: i64,
+    transid: u64,
+    flags: u64,
+    unused: [u64; 4],
+    name: [u8; 4040],
+}
+
+#[repr(C)]
+struct VolArgs {
+    fd: i64,
+    name: [u8; 4088],
+}
+
+#[repr(C)]
+struct QuotaCtl {
+    cmd: u64,
+    status: u64,
+}
+
+#[repr(C)]
+struct QgroupLimit {
+    qgroupid: u64,
+    flags: u64,
+    max_rfer: u64,
+    max_excl: u64,
+    rsv_rfer: u64,
+    rsv_excl: u64,
+}
+
+#[repr(C)]
+struct FsInfo {
+    max_id: u64,
+    num_devices: u64,
+    fsid: [u8; 16],
+    nodesize: u32,
+    sectorsize: u32,
+    clone_alignment: u32,
+    csum: [u16; 2],
+    flags: u64,
+    generation: u64,
+    metadata_uuid: [u8; 16],
+    reserved: [u8; 944],
+}
+
+#[repr(C)]
+struct InoLookup {
+    treeid: u64,
+    objectid: u64,
+    name: [u8; 4080],
+}
+
+/// Calls an ioctl of the btrfs family.
+///
+/// # Safety
+/// `T` must be the structure, in layout and size, that `request` takes.
+unsafe fn call<T>(fd: BorrowedFd<'_>, request: libc::c_ulong, arg: &mut T) -> io::Result<()> {
+    // SAFETY: the caller vouches for the type; the reference is valid and exclusive for the call.
+    match unsafe { libc::ioctl(fd.as_raw_fd(), request, arg as *mut T) } {
+        0 => Ok(()),
+        -1 => Err(io::Error::last_os_error()),
+        // Some btrfs ioctls answer with positive codes of their own.
+        code => Err(io::Error::other(format!("btrfs refused with code {code}"))),
+    }
+}
+
+fn name_into(buffer: &mut [u8], name: &OsStr) -> io::Result<()> {
+    let bytes = name.as_bytes();
+    if bytes.is_empty() || bytes.len() > 255 || bytes.contains(&b'/') || bytes == b"." || bytes == b".." {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    buffer[..bytes.len()].copy_from_slice(bytes);
+    Ok(())
+}
+
+fn vol_args(fd: i64, flags: u64, name: &OsStr) -> io::Result<Box<VolArgsV2>> {
+    let mut args = Box::new(VolArgsV2 { fd, transid: 0, flags, unused: [0; 4], name: [0; 4040] });
+    name_into(&mut args.name, name)?;
+    Ok(args)
+}
+
+/// Makes an empty subvolume `name` in directory `parent`.
+pub fn create_subvolume(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+    let mut args = vol_args(0, 0, name)?;
+    // SAFETY: BTRFS_IOC_SUBVOL_CREATE_V2 takes btrfs_ioctl_vol_args_v2.
+    unsafe { call(parent, ioc(WRITE, 24, size_of::<VolArgsV2>()), &mut *args) }
+}
+
+/// Makes a snapshot of the subvolume `source` as `name` in directory `parent`, durably.
+pub fn snapshot(source: BorrowedFd<'_>, parent: BorrowedFd<'_>, name: &OsStr, read_only: bool) -> io::Result<()> {
+    let flags = if read_only { SUBVOL_RDONLY } else { 0 };
+    let mut args = vol_args(i64::from(source.as_raw_fd()), flags, name)?;
+    // SAFETY: BTRFS_IOC_SNAP_CREATE_V2 takes btrfs_ioctl_vol_args_v2.
+    unsafe { call(parent, ioc(WRITE, 23, size_of::<VolArgsV2>()), &mut *args) }
+}
+
+/// Removes the subvolume `name` from directory `parent`. Its space comes back in the background.
+pub fn delete_subvolume(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+    let mut args = vol_args(0, 0, name)?;
+    // SAFETY: BTRFS_IOC_SNAP_DESTROY_V2 takes btrfs_ioctl_vol_args_v2.
+    unsafe { call(parent, ioc(WRITE, 63, size_of::<VolArgsV2>()), &mut *args) }
+}
+
+pub fn set_read_only(subvolume: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {
+    let mut flags: u64 = 0;
+    // SAFETY: BTRFS_IOC_SUBVOL_GETFLAGS writes one u64.
+    unsafe { call(subvolume, ioc(READ, 25, 8), &mut flags) }?;
+    flags = if read_only { flags | SUBVOL_RDONLY } else { flags & !SUBVOL_RDONLY };
+    // SAFETY: BTRFS_IOC_SUBVOL_SETFLAGS reads one u64.
+    unsafe { call(subvolume, ioc(WRITE, 26, 8), &mut flags) }
+}
+
+/// The number of the subvolume that an open file lies in.
+pub fn subvolume_id(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut args = Box::new(InoLookup { treeid: 0, objectid: 256, name: [0; 4080] });
+    // SAFETY: BTRFS_IOC_INO_LOOKUP takes btrfs_ioctl_ino_lookup_args.
+    unsafe { call(file, ioc(READ | WRITE, 18, size_of::<InoLookup>()), &mut *args) }?;
+    Ok(args.treeid)
+}
+
+/// Turns quotas on: the simple kind, whose cost does not grow with the number of snapshots, where the
+/// kernel has it, and the full kind elsewhere. `false` if they were on already.
+pub fn enable_quota(filesystem: BorrowedFd<'_>) -> io::Result<bool> {
+    let request = ioc(READ | WRITE, 40, size_of::<QuotaCtl>());
+    for cmd in [QUOTA_ENABLE_SIMPLE, QUOTA_ENABLE] {
+        let mut args = QuotaCtl { cmd, status: 0 };
+        // SAFETY: BTRFS_IOC_QUOTA_CTL takes btrfs_ioctl_quota_ctl_args.
+        match unsafe { call(filesystem, request, &mut args) } {
+            Ok(()) => return Ok(true),
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => return Ok(false),
+            Err(e) if cmd == QUOTA_ENABLE_SIMPLE && e.raw_os_error() == Some(libc::EINVAL) => continue,
+            Err(e) => return Err(e),
+        }
+    }
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Limits what subvolume `id` may reference.
+pub fn limit_subvolume(filesystem: BorrowedFd<'_>, id: u64, bytes: u64) -> io::Result<()> {
+    let mut args =
+        QgroupLimit { qgroupid: id, flags: LIMIT_MAX_REFERENCED, max_rfer: bytes, max_excl: 0, rsv_rfer: 0, rsv_excl: 0 };
+    // SAFETY: BTRFS_IOC_QGROUP_LIMIT takes btrfs_ioctl_qgroup_limit_args.
+    unsafe { call(filesystem, ioc(READ, 43, size_of::<QgroupLimit>()), &mut args) }
+}
+
+/// Identifies a filesystem; names its directory under /sys/fs/btrfs.
+pub fn uuid(filesystem: BorrowedFd<'_>) -> io::Result<String> {
+    // SAFETY: all-zero is a valid value of this plain C structure.
+    let mut info: Box<FsInfo> = Box::new(unsafe { std::mem::zeroed() });
+    // SAFETY: BTRFS_IOC_FS_INFO writes one btrfs_ioctl_fs_info_args of 1024 bytes.
+    unsafe { call(filesystem, ioc(READ, 31, size_of::<FsInfo>()), &mut *info) }?;
+    let hex: String = info.fsid.iter().map(|b| format!("{b:02x}")).collect();
+    Ok(format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+}
+
+/// Grows the filesystem to the size of its device.
+pub fn grow_to_device(filesystem: BorrowedFd<'_>) -> io::Result<()> {
+    let mut args = Box::new(VolArgs { fd: 0, name: [0; 4088] });
+    args.name[..3].copy_from_slice(b"max");
+    // SAFETY: BTRFS_IOC_RESIZE takes btrfs_ioctl_vol_args.
+    unsafe { call(filesystem, ioc(WRITE, 3, size_of::<VolArgs>()), &mut *args) }
+}
+
+/// Waits until everything written so far is on disk.
+pub fn sync(filesystem: &File) -> io::Result<()> {
+    Ok(rustix::fs::syncfs(filesystem)?)
+}
+
+/// Whether a file lies on btrfs.
+pub fn is_btrfs(file: BorrowedFd<'_>) -> io::Result<bool> {
+    const BTRFS_SUPER_MAGIC: i64 = 0x9123_683E;
+    Ok(rustix::fs::fstatfs(file)?.f_type as i64 == BTRFS_SUPER_MAGIC)
+}
+
+const _: () = assert!(size_of::<VolArgsV2>() == 4096);
+const _: () = assert!(size_of::<VolArgs>() == 4096);
+const _: () = assert!(size_of::<FsInfo>() == 1024);
+const _: () = assert!(size_of::<InoLookup>() == 4096);

@@ -1,0 +1,273 @@
+//! Control groups, in both of their versions, as one thing.
+//!
+//! On a host with version 2 a box has one directory; with version 1 (or a hybrid whose unified tree has no
+//! controllers) it has one under each controller. [`Hierarchy`] finds out which, [`Group`] hides it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+const ROOT: &str = "/sys/fs/cgroup";
+const V1_CONTROLLERS: [&str; 6] = ["cpu", "cpuacct", "memory", "pids", "freezer", "blkio"];
+const V2_CONTROLLERS: [&str; 4] = ["cpu", "memory", "pids", "io"];
+const CPU_PERIOD_USEC: u64 = 100_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    V1,
+    V2,
+}
+
+/// The tree below which a daemon keeps the groups of its boxes.
+#[derive(Debug, Clone)]
+pub struct Hierarchy {
+    version: Version,
+    /// The directory of the parent group under each controller; one entry in version 2.
+    parents: Vec<(&'static str, PathBuf)>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct GroupLimits {
+    pub cpu_millis: u32,
+    pub memory: u64,
+    pub pids: u32,
+    /// Device (major, minor) and bytes a second, both ways.
+    pub io: Option<((u32, u32), u64)>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GroupStats {
+    pub cpu_usec: u64,
+    pub memory: u64,
+    pub memory_peak: u64,
+    pub pids: u64,
+    pub oom_kills: u64,
+    pub forks_refused: u64,
+}
+
+impl Hierarchy {
+    pub fn version() -> io::Result<Version> {
+        if Path::new(ROOT).join("cgroup.controllers").exists() {
+            return Ok(Version::V2);
+        }
+        let missing = V1_CONTROLLERS.iter().find(|c| !Path::new(ROOT).join(c).join("tasks").exists());
+        match missing {
+            None => Ok(Version::V1),
+            Some(controller) => Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("{ROOT} has neither version 2 nor the version 1 controller {controller}"),
+            )),
+        }
+    }
+
+    /// Finds the host's cgroups and makes the parent group `name` for the boxes of one daemon.
+    pub fn open(name: &str) -> io::Result<Self> {
+        let version = Self::version()?;
+        let parents: Vec<(&'static str, PathBuf)> = match version {
+            Version::V2 => vec![("", Path::new(ROOT).join(name))],
+            Version::V1 => V1_CONTROLLERS.iter().map(|c| (*c, Path::new(ROOT).join(c).join(name))).collect(),
+        };
+        for (_, path) in &parents {
+            make_dir(path)?;
+        }
+        if version == Version::V2 {
+            delegate(Path::new(ROOT))?;
+            delegate(&parents[0].1)?;
+        }
+        Ok(Self { version, parents })
+    }
+
+    /// Makes (or finds) the group `name` and sets its limits.
+    pub fn create(&self, name: &str, limits: &GroupLimits) -> io::Result<Group> {
+        let group = self.group(name);
+        let made = group.directories.iter().try_for_each(|(_, path)| make_dir(path));
+        match made.and_then(|()| group.limit(limits)) {
+            Ok(()) => Ok(group),
+            Err(error) => {
+                let _ = group.remove();
+                Err(error)
+            }
+        }
+    }
+
+    pub fn group(&self, name: &str) -> Group {
+        let directories = self.parents.iter().map(|(c, path)| (*c, path.join(name))).collect();
+        Group { version: self.version, directories }
+    }
+
+    /// Names of all groups, whole or in part.
+    pub fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = std::collections::BTreeSet::new();
+        for (_, path) in &self.parents {
+            for entry in fs::read_dir(path)? {
+                let entry = entry?;
+                if entry.file_type()?.is_dir() {
+                    names.extend(entry.file_name().into_string());
+                }
+            }
+        }
+        Ok(names.into_iter().collect())
+    }
+
+    /// Removes the parent group if no box is left in it.
+    pub fn remove_if_empty(&self) {
+        for (_, path) in &self.parents {
+            let _ = fs::remove_dir(path);
+        }
+    }
+}
+
+/// The group of one box.
+#[derive(Debug, Clone)]
+pub struct Group {
+    version: Version,
+    directories: Vec<(&'static str, PathBuf)>,
+}
+
+impl Group {
+    /// Files to which a process writes its pid to become a member.
+    pub fn join_files(&self) -> Vec<PathBuf> {
+        self.directories.iter().map(|(_, path)| path.join("cgroup.procs")).collect()
+    }
+
+    pub fn exists(&self) -> bool {
+        self.directories.iter().any(|(_, path)| path.exists())
+    }
+
+    fn limit(&self, limits: &GroupLimits) -> io::Result<()> {
+        let quota = u64::from(limits.cpu_millis) * CPU_PERIOD_USEC / 1000;
+        match self.version {
+            Version::V2 => {
+                self.write("", "cpu.max", &format!("{quota} {CPU_PERIOD_USEC}"))?;
+                self.write("", "memory.max", &limits.memory.to_string())?;
+                self.write("", "memory.swap.max", "0").or_else(absent)?;
+                self.write("", "memory.oom.group", "0").or_else(absent)?;
+                self.write("", "pids.max", &limits.pids.to_string())?;
+                if let Some(((major, minor), bps)) = limits.io {
+                    self.write("", "io.max", &format!("{major}:{minor} rbps={bps} wbps={bps}"))?;
+                }
+            }
+            Version::V1 => {
+                self.write("cpu", "cpu.cfs_period_us", &CPU_PERIOD_USEC.to_string())?;
+                self.write("cpu", "cpu.cfs_quota_us", &quota.max(1000).to_string())?;
+                self.write("memory", "memory.limit_in_bytes", &limits.memory.to_string())?;
+                self.write("memory", "memory.memsw.limit_in_bytes", &limits.memory.to_string()).or_else(absent)?;
+                self.write("pids", "pids.max", &limits.pids.to_string())?;
+                if let Some(((major, minor), bps)) = limits.io {
+                    let line = format!("{major}:{minor} {bps}");
+                    self.write("blkio", "blkio.throttle.read_bps_device", &line)?;
+                    self.write("blkio", "blkio.throttle.write_bps_device", &line)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn stats(&self) -> io::Result<GroupStats> {
+        Ok(match self.version {
+            Version::V2 => GroupStats {
+                cpu_usec: field(&self.read("", "cpu.stat")?, "usage_usec"),
+                memory: number(&self.read("", "memory.current")?),
+                memory_peak: self.read("", "memory.peak").map(|s| number(&s)).unwrap_or_default(),
+                pids: number(&self.read("", "pids.current")?),
+                oom_kills: field(&self.read("", "memory.events")?, "oom_kill"),
+                forks_refused: field(&self.read("", "pids.events")?, "max"),
+            },
+            Version::V1 => GroupStats {
+                cpu_usec: number(&self.read("cpuacct", "cpuacct.usage")?) / 1000,
+                memory: number(&self.read("memory", "memory.usage_in_bytes")?),
+                memory_peak: number(&self.read("memory", "memory.max_usage_in_bytes")?),
+                pids: number(&self.read("pids", "pids.current")?),
+                oom_kills: field(&self.read("memory", "memory.oom_control")?, "oom_kill"),
+                forks_refused: field(&self.read("pids", "pids.events")?, "max"),
+            },
+        })
+    }
+
+    /// Processes in the group, as the host numbers them.
+    pub fn processes(&self) -> io::Result<Vec<i32>> {
+        let mut pids = std::collections::BTreeSet::new();
+        for (_, path) in &self.directories {
+            match fs::read_to_string(path.join("cgroup.procs")) {
+                Ok(text) => pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok())),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(pids.into_iter().collect())
+    }
+
+    /// Removes the group, which must have no processes. Removing what is not there is no error.
+    pub fn remove(&self) -> io::Result<()> {
+        for (_, path) in &self.directories {
+            match fs::remove_dir(path) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    fn path(&self, controller: &str, file: &str) -> PathBuf {
+        let directory = self.directories.iter().find(|(c, _)| *c == controller).map(|(_, path)| path);
+        directory.unwrap_or(&self.directories[0].1).join(file)
+    }
+
+    fn write(&self, controller: &str, file: &str, value: &str) -> io::Result<()> {
+        let path = self.path(controller, file);
+        // Written with the flags of a plain open: create would be refused, and truncate is meaningless here.
+        let write = || io::Write::write_all(&mut fs::OpenOptions::new().write(true).open(&path)?, value.as_bytes());
+        write().map_err(|e| io::Error::new(e.kind(), format!("cannot write {value} to {}: {e}", path.display())))
+    }
+
+    fn read(&self, controller: &str, file: &str) -> io::Result<String> {
+        fs::read_to_string(self.path(controller, file))
+    }
+}
+
+fn make_dir(path: &Path) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+            Err(io::Error::new(e.kind(), format!("cannot make the cgroup {}: {e}", path.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Lets the children of a version 2 group have limits of their own.
+fn delegate(path: &Path) -> io::Result<()> {
+    let wanted = V2_CONTROLLERS.map(|c| format!("+{c}")).join(" ");
+    fs::write(path.join("cgroup.subtree_control"), &wanted).map_err(|e| {
+        io::Error::new(e.kind(), format!("cannot enable the controllers {wanted} in {}: {e}", path.display()))
+    })
+}
+
+/// Some files are missing where the kernel was built without swap accounting or the like.
+fn absent(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Ok(()),
+        _ => Err(error),
+    }
+}
+
+fn number(text: &str) -> u64 {
+    text.trim().parse().unwrap_or_default()
+}
+
+fn field(text: &str, name: &str) -> u64 {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.map(number).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_found_by_its_whole_name() {
+        let text = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n";
+        assert_eq!(field(text, "oom_kill"), 7);
+        assert_eq!(field(text, "oom"), 0);
+    }
+}

@@ -1,0 +1,75 @@
+//! The mount calls that work on descriptors, with id mapping.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::CWD;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags};
+
+/// Attributes of one mount, as mount_setattr(2) knows them.
+pub const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
+pub const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
+pub const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
+pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
+
+/// A mount that is attached nowhere yet.
+#[derive(Debug)]
+pub struct Detached(OwnedFd);
+
+impl Detached {
+    /// A new mount of what `path` names, without the mounts below it.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        Ok(Self(rustix::mount::open_tree(CWD, path, flags)?))
+    }
+
+    /// Adds and removes attributes.
+    pub fn set(&self, set: u64, clear: u64) -> io::Result<()> {
+        set_attributes(self.0.as_fd(), set, clear, None)
+    }
+
+    /// Makes ids on disk appear in this mount as the ids that `userns` maps them to.
+    pub fn map_ids(&self, userns: BorrowedFd<'_>) -> io::Result<()> {
+        set_attributes(self.0.as_fd(), 0, 0, Some(userns))
+    }
+
+    /// Attaches the mount at `target`.
+    pub fn attach(self, target: impl AsRef<Path>) -> io::Result<()> {
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        Ok(rustix::mount::move_mount(self.0.as_fd(), c"", CWD, target.as_ref(), flags)?)
+    }
+
+    pub fn into_fd(self) -> OwnedFd {
+        self.0
+    }
+
+    /// Takes a mount that another process made and handed over.
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+fn set_attributes(mount: BorrowedFd<'_>, set: u64, clear: u64, userns: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let attr = libc::mount_attr {
+        attr_set: set | if userns.is_some() { libc::MOUNT_ATTR_IDMAP } else { 0 },
+        attr_clr: clear,
+        propagation: 0,
+        userns_fd: userns.map_or(0, |fd| fd.as_raw_fd() as u64),
+    };
+    let empty: &CStr = c"";
+    // SAFETY: `empty` is a valid C string and `attr` a valid mount_attr of the size given; both outlive
+    // the call, and the kernel only reads them.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            empty.as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attr,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,78 @@
+//! Entering and making namespaces.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+
+/// Where the caller of [`clone_into`] finds itself afterwards.
+pub enum Cloned {
+    Child,
+    Parent { child: i32 },
+}
+
+/// All the namespaces of a box.
+pub const BOX_NAMESPACES: i32 = libc::CLONE_NEWUSER
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWCGROUP;
+
+/// Forks into new `namespaces`. The child becomes a child of the caller's parent, so that the caller
+/// may end while the child lives on with somebody to reap it.
+///
+/// Refuses to run in a process with several threads: the child of such a process could find any
+/// lock held by a thread that it does not have.
+pub fn clone_into(namespaces: i32) -> io::Result<Cloned> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("a process with several threads cannot be cloned safely"));
+    }
+    #[repr(C)]
+    #[derive(Default)]
+    struct CloneArgs {
+        flags: u64,
+        pidfd: u64,
+        child_tid: u64,
+        parent_tid: u64,
+        exit_signal: u64,
+        stack: u64,
+        stack_size: u64,
+        tls: u64,
+    }
+    // With CLONE_PARENT the exit signal is the caller's own, and must be given as 0.
+    let args = CloneArgs { flags: (namespaces | libc::CLONE_PARENT) as u64, ..Default::default() };
+    // SAFETY: `args` is a valid clone_args of the size given. No stack is passed and CLONE_VM is not set, so
+    // the child runs on a copy of this stack like after fork(); the process has one thread, checked above, so
+    // every lock in that copy is free.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
+    match pid {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(Cloned::Child),
+        child => Ok(Cloned::Parent { child: child as i32 }),
+    }
+}
+
+/// Moves the calling thread into a network namespace, for good.
+pub fn enter_network(netns: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::thread::move_into_link_name_space(netns, Some(LinkNameSpaceType::Network))?)
+}
+
+/// Gives the calling thread (of a process with one) a mount namespace of its own.
+pub fn unshare_mounts() -> io::Result<()> {
+    // SAFETY: rustix marks unshare unsafe because of CLONE_FILES, which is not given; a new mount
+    // namespace invalidates no descriptor.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
+    Ok(())
+}
+
+/// Opens one of the namespaces of a process: `net`, `user`, ….
+pub fn open(pid: i32, kind: &str) -> io::Result<OwnedFd> {
+    Ok(std::fs::File::open(format!("/proc/{pid}/ns/{kind}"))?.into())
+}
+
+/// The inode that identifies the namespace behind a descriptor.
+pub fn inode(namespace: impl AsFd) -> io::Result<u64> {
+    Ok(rustix::fs::fstat(namespace)?.st_ino)
+}

@@ -1,0 +1,47 @@
+//! What the kernel tells of a process.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+/// A process that cannot be mistaken for a later one of the same number.
+#[derive(Debug)]
+pub struct Process {
+    pub pid: i32,
+    pub pidfd: OwnedFd,
+}
+
+impl Process {
+    pub fn open(pid: i32) -> io::Result<Self> {
+        let raw = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self { pid, pidfd: rustix::process::pidfd_open(raw, PidfdFlags::empty())? })
+    }
+
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        match rustix::process::pidfd_send_signal(&self.pidfd, signal) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes the exit status if the process is a child of ours that has ended. `None` otherwise.
+    pub fn reap(&self) -> Option<rustix::process::WaitIdStatus> {
+        use rustix::process::{WaitId, WaitIdOptions, waitid};
+        use std::os::fd::AsFd;
+        waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten()
+    }
+}
+
+/// When `pid` was started, in clock ticks since boot, and whether it is a zombie.
+pub fn start_time(pid: i32) -> io::Result<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The command name may hold spaces and parentheses; the fields after the last one do not.
+    let fields = stat.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
+    fields.split_whitespace().nth(19).and_then(|f| f.parse().ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Identifies this boot of the host.
+pub fn host_boot_id() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
