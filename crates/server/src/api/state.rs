@@ -1,0 +1,47 @@
+//! What every handler has at hand.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use dorm_engine::{Engine, Homes};
+use tokio_util::sync::CancellationToken;
+
+use super::proxy::Guests;
+use crate::build_slots::BuildSlots;
+use crate::config::Config;
+use crate::keys::KeyRing;
+use crate::lifecycle::Registry;
+use crate::metrics::Metrics;
+use crate::store::Store;
+
+#[derive(Clone)]
+pub struct AppState(Arc<Shared>);
+
+pub struct Shared {
+    pub config: Arc<Config>,
+    pub store: Arc<dyn Store>,
+    pub engine: Arc<dyn Engine>,
+    pub homes: Arc<dyn Homes>,
+    pub registry: Arc<Registry>,
+    pub keys: Arc<KeyRing>,
+    pub metrics: Arc<Metrics>,
+    /// Slots for the boxes in which templates are built.
+    pub build_slots: Arc<BuildSlots>,
+    pub guests: Guests,
+    /// Cancelled when the daemon is to end.
+    pub shutdown: CancellationToken,
+}
+
+impl AppState {
+    pub fn new(shared: Shared) -> Self {
+        Self(Arc::new(shared))
+    }
+}
+
+impl Deref for AppState {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}

@@ -1,0 +1,90 @@
+//! What the binary tells the server, parsed and checked before anything is touched.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use dorm_engine::Limits;
+
+use crate::records::Slots;
+
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The data directory. Exists, and is locked by the caller.
+    pub data: PathBuf,
+    pub listen: SocketAddr,
+    /// Limits of agents that name none.
+    pub defaults: Limits,
+    /// Agent slot n is given the 65,536 host uids from `first_uid + n * 65536` on.
+    pub first_uid: u32,
+    /// How many agents there may be.
+    pub max_slots: u32,
+    pub network_range: NetworkRange,
+    /// What a box finds in /etc/resolv.conf.
+    pub nameservers: Vec<String>,
+    pub on_shutdown: OnShutdown,
+    /// Between the request to end and the end by force, unless a request says otherwise.
+    pub stop_grace: Duration,
+    /// Where finished templates are kept by recipe hash, across data directories.
+    pub template_cache: Option<PathBuf>,
+    /// CA certificates of the host, put into templates that are built.
+    pub host_ca: Option<PathBuf>,
+    /// Longest JSON body. Streams to guests and uploads have no limit.
+    pub max_body: u64,
+}
+
+/// What becomes of running boxes when the daemon ends in order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnShutdown {
+    /// They go on, and the next daemon adopts them.
+    #[default]
+    Leave,
+    Stop,
+}
+
+/// Slots beyond those of agents, for boxes in which templates are built.
+pub const BUILD_SLOTS: u32 = 8;
+
+impl Config {
+    pub fn slots(&self) -> Slots {
+        Slots { max: self.max_slots, first_uid: self.first_uid }
+    }
+
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let last = u64::from(self.max_slots) + u64::from(BUILD_SLOTS);
+        let last_uid = u64::from(self.first_uid) + last * u64::from(Slots::UIDS);
+        if last_uid > u64::from(u32::MAX) {
+            return Err(ConfigError::TooFewUids { slots: self.max_slots, first_uid: self.first_uid });
+        }
+        if self.network_range.size() < last {
+            return Err(ConfigError::TooFewAddresses { slots: self.max_slots, range: self.network_range });
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{slots} agents from host uid {first_uid} on, with 65,536 uids each, do not fit into 32 bits")]
+    TooFewUids { slots: u32, first_uid: u32 },
+    #[error("the network range {}/{} has too few addresses for {slots} agents", range.base, range.prefix)]
+    TooFewAddresses { slots: u32, range: NetworkRange },
+}
+
+/// The addresses of boxes: slot n has the base plus 2 + n.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NetworkRange {
+    pub base: Ipv4Addr,
+    pub prefix: u8,
+}
+
+impl NetworkRange {
+    pub fn address_of(&self, slot: u32) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.base.to_bits().wrapping_add(2).wrapping_add(slot))
+    }
+
+    /// How many slots have an address; the first two and the last are no hosts' addresses.
+    fn size(&self) -> u64 {
+        (1u64 << (32 - u32::from(self.prefix.min(32)))).saturating_sub(3)
+    }
+}

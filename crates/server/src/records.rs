@@ -1,0 +1,250 @@
+//! What dorm keeps in the store, in the words that store, lifecycle and API share.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use dorm_engine::{BoxRecord, Env, Id, Limits};
+use serde::{Deserialize, Serialize};
+
+/// Milliseconds since 1970, as every time in dorm is kept.
+pub fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// The tenant that owns agents, templates and keys.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Workspace(std::sync::Arc<str>);
+
+impl Workspace {
+    pub fn new(id: &str) -> Self {
+        Self(id.into())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The one workspace that exists from the first start on.
+impl Default for Workspace {
+    fn default() -> Self {
+        Self::new("default")
+    }
+}
+
+/// Where an agent is in its life. See [`crate::lifecycle`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    Stopped,
+    Starting,
+    Running,
+    Stopping,
+    Failed,
+    Deleting,
+}
+
+impl State {
+    pub const ALL: [State; 6] =
+        [Self::Stopped, Self::Starting, Self::Running, Self::Stopping, Self::Failed, Self::Deleting];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stopped => "stopped",
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Stopping => "stopping",
+            Self::Failed => "failed",
+            Self::Deleting => "deleting",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("unknown {what} {found:?}")]
+pub struct UnknownWord {
+    what: &'static str,
+    found: String,
+}
+
+impl FromStr for State {
+    type Err = UnknownWord;
+
+    fn from_str(s: &str) -> Result<Self, UnknownWord> {
+        let known = Self::ALL.into_iter().find(|state| state.as_str() == s);
+        known.ok_or_else(|| UnknownWord { what: "state", found: s.to_owned() })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Lifetime {
+    /// Lives until it is deleted.
+    Persistent,
+    /// Is deleted when its box ends.
+    Ephemeral,
+}
+
+impl Lifetime {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Persistent => "persistent",
+            Self::Ephemeral => "ephemeral",
+        }
+    }
+}
+
+impl FromStr for Lifetime {
+    type Err = UnknownWord;
+
+    fn from_str(s: &str) -> Result<Self, UnknownWord> {
+        match s {
+            "persistent" => Ok(Self::Persistent),
+            "ephemeral" => Ok(Self::Ephemeral),
+            _ => Err(UnknownWord { what: "lifetime", found: s.to_owned() }),
+        }
+    }
+}
+
+/// A state with its reason, in words, and the time at which it began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    pub state: State,
+    pub reason: String,
+    pub since: i64,
+}
+
+impl Status {
+    pub fn now(state: State, reason: impl Into<String>) -> Self {
+        Self { state, reason: reason.into(), since: now() }
+    }
+}
+
+/// What an agent was asked to be. Kept as JSON, so that fields can be added.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentSpec {
+    pub limits: Limits,
+    #[serde(default)]
+    pub env: Env,
+}
+
+/// What a template gives to the agents made from it. An agent keeps its own copy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TemplateDefaults {
+    pub env: Env,
+    pub user: Option<String>,
+    pub workdir: Option<String>,
+    pub start: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentRecord {
+    pub id: Id,
+    pub workspace: Workspace,
+    pub name: String,
+    pub template_id: Id,
+    pub template_name: String,
+    pub lifetime: Lifetime,
+    pub spec: AgentSpec,
+    pub defaults: TemplateDefaults,
+    /// Decides address and host uids; unique among all agents.
+    pub slot: u32,
+    pub uid_base: u32,
+    pub status: Status,
+    pub created: i64,
+    /// What the engine needs to adopt the box, while there is one.
+    pub box_record: Option<BoxRecord>,
+    /// What of the stored row could not be read. Such an agent cannot be started, only deleted.
+    pub damage: Option<String>,
+}
+
+/// An agent before the store gave it a slot.
+#[derive(Debug, Clone)]
+pub struct NewAgentRecord {
+    pub id: Id,
+    pub workspace: Workspace,
+    pub name: String,
+    pub template_id: Id,
+    pub template_name: String,
+    pub lifetime: Lifetime,
+    pub spec: AgentSpec,
+    pub defaults: TemplateDefaults,
+    pub status: Status,
+}
+
+/// Which slots and host uids agents may have.
+#[derive(Debug, Clone, Copy)]
+pub struct Slots {
+    pub max: u32,
+    pub first_uid: u32,
+}
+
+impl Slots {
+    pub const UIDS: u32 = 65_536;
+
+    pub fn uid_base(&self, slot: u32) -> u32 {
+        self.first_uid + slot * Self::UIDS
+    }
+}
+
+/// A change of state, with what becomes of the box's record.
+#[derive(Debug, Clone)]
+pub struct Change<'a> {
+    pub agent: &'a Id,
+    pub from: State,
+    pub to: &'a Status,
+    /// How long the transition took, if this ends one.
+    pub millis: Option<i64>,
+    pub box_record: BoxChange<'a>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum BoxChange<'a> {
+    Keep,
+    Set(&'a BoxRecord),
+    Clear,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventRecord {
+    pub seq: i64,
+    pub agent: Id,
+    pub time: i64,
+    pub from: Option<State>,
+    pub to: State,
+    pub reason: String,
+    pub millis: Option<i64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TemplateRecord {
+    pub id: Id,
+    pub workspace: Workspace,
+    pub name: String,
+    /// Absent for an imported template.
+    pub recipe_hash: Option<String>,
+    pub defaults: TemplateDefaults,
+    /// Bytes of files in it.
+    pub size: u64,
+    pub created: i64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyRecord {
+    pub id: Id,
+    pub workspace: Workspace,
+    pub name: String,
+    /// The first characters of the secret, shown to tell keys apart.
+    pub prefix: String,
+    /// BLAKE3 of the secret. The secret is 160 random bits, so that no slow hash is needed.
+    pub hash: [u8; 32],
+    pub created: i64,
+    pub last_used: Option<i64>,
+}

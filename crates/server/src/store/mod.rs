@@ -1,0 +1,83 @@
+//! The records, behind a trait: SQLite on one machine, others later.
+//!
+//! A method that changes something returns when the change is durable. Each is one transaction, so
+//! that an acknowledged transition costs one fsync. Every implementation passes `conformance`.
+
+use async_trait::async_trait;
+use dorm_engine::Id;
+
+use crate::records::{
+    AgentRecord, Change, EventRecord, KeyRecord, NewAgentRecord, Slots, TemplateRecord, Workspace,
+};
+
+#[cfg(test)]
+mod conformance;
+mod sqlite;
+
+pub use sqlite::SqliteStore;
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("there is no {kind} {name:?}")]
+    NotFound { kind: &'static str, name: String },
+    #[error("there is already {kind} {name:?}")]
+    AlreadyExists { kind: &'static str, name: String },
+    #[error("all {max} slots for agents are taken")]
+    NoSlot { max: u32 },
+    #[error("the record of {kind} {name:?} cannot be read: {why}")]
+    Damaged { kind: &'static str, name: String, why: String },
+    #[error("the database failed while it {doing}")]
+    Database { doing: &'static str, #[source] source: sqlx::Error },
+    #[error("the database could not be brought to this version's form")]
+    Migrate(#[source] sqlx::migrate::MigrateError),
+}
+
+pub type Result<T, E = StoreError> = std::result::Result<T, E>;
+
+/// All agents. A row that is damaged in part is among `readable`, with its damage named.
+#[derive(Debug, Default)]
+pub struct AllAgents {
+    pub readable: Vec<AgentRecord>,
+    /// Rows that not even an id could be read from.
+    pub unreadable: Vec<String>,
+}
+
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// Adds an agent in the lowest free slot, with its first event.
+    async fn insert_agent(&self, new: &NewAgentRecord, slots: Slots) -> Result<AgentRecord>;
+    /// Of all workspaces, by slot.
+    async fn agents(&self) -> Result<AllAgents>;
+    /// Records a change of state and its event.
+    async fn change_state(&self, change: &Change<'_>) -> Result<()>;
+    /// Removes an agent and its events. Removing what is not there is no error.
+    async fn delete_agent(&self, id: &Id) -> Result<()>;
+    /// Newest first.
+    async fn events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>>;
+
+    /// Adds a template. One of the same name is replaced; its id is returned, for its files to be removed.
+    async fn insert_template(&self, template: &TemplateRecord) -> Result<Option<Id>>;
+    /// A name is looked for before an id.
+    async fn template_by_name_or_id(&self, workspace: &Workspace, name_or_id: &str) -> Result<TemplateRecord>;
+    /// By name.
+    async fn list_templates(&self, workspace: &Workspace) -> Result<Vec<TemplateRecord>>;
+    /// Of all workspaces.
+    async fn template_ids(&self) -> Result<Vec<Id>>;
+    async fn delete_template(&self, workspace: &Workspace, id: &Id) -> Result<()>;
+    /// How many agents were made from the template.
+    async fn agents_of_template(&self, id: &Id) -> Result<u64>;
+
+    async fn insert_key(&self, key: &KeyRecord) -> Result<()>;
+    /// Oldest first.
+    async fn list_keys(&self, workspace: &Workspace) -> Result<Vec<KeyRecord>>;
+    /// Of all workspaces.
+    async fn keys_by_prefix(&self, prefix: &str) -> Result<Vec<KeyRecord>>;
+    async fn delete_key(&self, workspace: &Workspace, id: &Id) -> Result<()>;
+    /// Records when keys were last used.
+    async fn touch_keys(&self, used: &[(Id, i64)]) -> Result<()>;
+
+    /// Whether nothing was ever put into the store.
+    async fn is_new(&self) -> Result<bool>;
+    /// Ends all connections. What was acknowledged is on disk already.
+    async fn close(&self);
+}

@@ -1,0 +1,166 @@
+//! Agents and their events.
+
+use dorm_engine::Id;
+use sqlx::{Sqlite, Transaction};
+
+use super::{AllAgents, Result, SqliteStore, StoreError, database, rows, taken};
+use crate::records::{AgentRecord, BoxChange, Change, EventRecord, NewAgentRecord, Slots, State, Status};
+
+impl SqliteStore {
+    pub(super) async fn do_insert_agent(&self, new: &NewAgentRecord, slots: Slots) -> Result<AgentRecord> {
+        const DOING: &str = "added an agent";
+        let mut tx = self.writer.begin().await.map_err(database(DOING))?;
+        let slot = lowest_free_slot(&mut tx, slots).await?;
+        let record = AgentRecord {
+            id: new.id.clone(),
+            workspace: new.workspace.clone(),
+            name: new.name.clone(),
+            template_id: new.template_id.clone(),
+            template_name: new.template_name.clone(),
+            lifetime: new.lifetime,
+            spec: new.spec.clone(),
+            defaults: new.defaults.clone(),
+            slot,
+            uid_base: slots.uid_base(slot),
+            status: new.status.clone(),
+            created: new.status.since,
+            box_record: None,
+            damage: None,
+        };
+        sqlx::query(
+            "INSERT INTO agents (id, workspace, name, template_id, template_name, lifetime, spec, defaults, \
+             slot, uid_base, state, reason, since, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        )
+        .bind(record.id.as_str())
+        .bind(record.workspace.as_str())
+        .bind(&record.name)
+        .bind(record.template_id.as_str())
+        .bind(&record.template_name)
+        .bind(record.lifetime.as_str())
+        .bind(json(&record.spec))
+        .bind(json(&record.defaults))
+        .bind(record.slot)
+        .bind(record.uid_base)
+        .bind(record.status.state.as_str())
+        .bind(&record.status.reason)
+        .bind(record.status.since)
+        .bind(record.created)
+        .execute(&mut *tx)
+        .await
+        .map_err(taken(DOING, "an agent", &new.name))?;
+        insert_event(&mut tx, &new.id, None, &new.status, None).await?;
+        tx.commit().await.map_err(database(DOING))?;
+        Ok(record)
+    }
+
+    pub(super) async fn all_agents(&self) -> Result<AllAgents> {
+        let rows = sqlx::query("SELECT * FROM agents ORDER BY slot")
+            .fetch_all(&self.readers)
+            .await
+            .map_err(database("read the agents"))?;
+        let mut all = AllAgents::default();
+        for row in &rows {
+            match rows::agent(row) {
+                Ok(agent) => all.readable.push(agent),
+                Err(why) => all.unreadable.push(why),
+            }
+        }
+        Ok(all)
+    }
+
+    pub(super) async fn do_change_state(&self, change: &Change<'_>) -> Result<()> {
+        const DOING: &str = "recorded a change of state";
+        let to = change.to;
+        let mut tx = self.writer.begin().await.map_err(database(DOING))?;
+        let (set, record) = match change.box_record {
+            BoxChange::Keep => (false, None),
+            BoxChange::Set(record) => (true, Some(json(record))),
+            BoxChange::Clear => (true, None),
+        };
+        let updated = sqlx::query(
+            "UPDATE agents SET state = ?, reason = ?, since = ?, \
+             box_record = CASE WHEN ? THEN ? ELSE box_record END WHERE id = ?",
+        )
+        .bind(to.state.as_str())
+        .bind(&to.reason)
+        .bind(to.since)
+        .bind(set)
+        .bind(record)
+        .bind(change.agent.as_str())
+        .execute(&mut *tx)
+        .await
+        .map_err(database(DOING))?;
+        if updated.rows_affected() == 0 {
+            return Err(StoreError::NotFound { kind: "agent", name: change.agent.to_string() });
+        }
+        insert_event(&mut tx, change.agent, Some(change.from), to, change.millis).await?;
+        tx.commit().await.map_err(database(DOING))
+    }
+
+    pub(super) async fn do_delete_agent(&self, id: &Id) -> Result<()> {
+        sqlx::query("DELETE FROM agents WHERE id = ?")
+            .bind(id.as_str())
+            .execute(&self.writer)
+            .await
+            .map_err(database("deleted an agent"))?;
+        Ok(())
+    }
+
+    pub(super) async fn newest_events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>> {
+        let rows = sqlx::query("SELECT * FROM events WHERE agent = ? ORDER BY seq DESC LIMIT ?")
+            .bind(agent.as_str())
+            .bind(limit)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(database("read the events"))?;
+        Ok(rows::readable(&rows, rows::event))
+    }
+
+    pub(super) async fn count_agents_of_template(&self, id: &Id) -> Result<u64> {
+        sqlx::query_scalar("SELECT count(*) FROM agents WHERE template_id = ?")
+            .bind(id.as_str())
+            .fetch_one(&self.readers)
+            .await
+            .map(|count: i64| count.unsigned_abs())
+            .map_err(database("counted agents"))
+    }
+}
+
+async fn lowest_free_slot(tx: &mut Transaction<'_, Sqlite>, slots: Slots) -> Result<u32> {
+    let slot: i64 = sqlx::query_scalar(
+        "SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM agents WHERE slot = 0) THEN 0 ELSE \
+         (SELECT min(a.slot) + 1 FROM agents a \
+          WHERE NOT EXISTS (SELECT 1 FROM agents b WHERE b.slot = a.slot + 1)) END",
+    )
+    .fetch_one(&mut **tx)
+    .await
+    .map_err(database("looked for a free slot"))?;
+    let slot = u32::try_from(slot).unwrap_or(u32::MAX);
+    if slot < slots.max { Ok(slot) } else { Err(StoreError::NoSlot { max: slots.max }) }
+}
+
+async fn insert_event(
+    tx: &mut Transaction<'_, Sqlite>,
+    agent: &Id,
+    from: Option<State>,
+    to: &Status,
+    millis: Option<i64>,
+) -> Result<()> {
+    sqlx::query(
+        "INSERT INTO events (agent, time, from_state, to_state, reason, millis) VALUES (?, ?, ?, ?, ?, ?)",
+    )
+    .bind(agent.as_str())
+    .bind(to.since)
+    .bind(from.map(State::as_str))
+    .bind(to.state.as_str())
+    .bind(&to.reason)
+    .bind(millis)
+    .execute(&mut **tx)
+    .await
+    .map_err(database("recorded an event"))?;
+    Ok(())
+}
+
+pub(super) fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).expect("records are plain data, which is always JSON")
+}

@@ -1,0 +1,151 @@
+//! Records in one SQLite file.
+//!
+//! One connection writes, so that writers queue in the daemon and never meet `SQLITE_BUSY`; a few
+//! others read, and WAL lets them do so meanwhile. `synchronous = FULL` makes a commit wait for the disk.
+
+use std::path::Path;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dorm_engine::Id;
+use sqlx::SqlitePool;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+
+use super::{AllAgents, Result, Store, StoreError};
+use crate::records::{
+    AgentRecord, Change, EventRecord, KeyRecord, NewAgentRecord, Slots, TemplateRecord, Workspace,
+};
+
+mod agents;
+mod keys;
+mod rows;
+mod templates;
+
+const READERS: u32 = 2;
+
+pub struct SqliteStore {
+    writer: SqlitePool,
+    readers: SqlitePool,
+}
+
+impl SqliteStore {
+    /// Opens the database, which is made if there is none, and brings it to this version's form.
+    pub async fn open(path: &Path) -> Result<Self> {
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .foreign_keys(true)
+            .busy_timeout(Duration::from_secs(10));
+        let pool = SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
+        let writer = pool.connect_with(options.clone()).await.map_err(database("opened its file"))?;
+        sqlx::migrate!("./migrations/sqlite").run(&writer).await.map_err(StoreError::Migrate)?;
+        let readers = SqlitePoolOptions::new()
+            .max_connections(READERS)
+            .max_lifetime(None)
+            .connect_lazy_with(options.read_only(true));
+        Ok(Self { writer, readers })
+    }
+}
+
+fn database(doing: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
+    move |source| StoreError::Database { doing, source }
+}
+
+/// Like [`database`], but a broken unique constraint means that the name is taken.
+fn taken<'a>(
+    doing: &'static str,
+    kind: &'static str,
+    name: &'a str,
+) -> impl FnOnce(sqlx::Error) -> StoreError + 'a {
+    move |source| match &source {
+        sqlx::Error::Database(error) if error.is_unique_violation() => {
+            StoreError::AlreadyExists { kind, name: name.to_owned() }
+        }
+        _ => StoreError::Database { doing, source },
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn insert_agent(&self, new: &NewAgentRecord, slots: Slots) -> Result<AgentRecord> {
+        self.do_insert_agent(new, slots).await
+    }
+
+    async fn agents(&self) -> Result<AllAgents> {
+        self.all_agents().await
+    }
+
+    async fn change_state(&self, change: &Change<'_>) -> Result<()> {
+        self.do_change_state(change).await
+    }
+
+    async fn delete_agent(&self, id: &Id) -> Result<()> {
+        self.do_delete_agent(id).await
+    }
+
+    async fn events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>> {
+        self.newest_events(agent, limit).await
+    }
+
+    async fn insert_template(&self, template: &TemplateRecord) -> Result<Option<Id>> {
+        self.do_insert_template(template).await
+    }
+
+    async fn template_by_name_or_id(&self, workspace: &Workspace, name_or_id: &str) -> Result<TemplateRecord> {
+        self.find_template(workspace, name_or_id).await
+    }
+
+    async fn list_templates(&self, workspace: &Workspace) -> Result<Vec<TemplateRecord>> {
+        self.all_templates(workspace).await
+    }
+
+    async fn template_ids(&self) -> Result<Vec<Id>> {
+        self.all_template_ids().await
+    }
+
+    async fn delete_template(&self, workspace: &Workspace, id: &Id) -> Result<()> {
+        self.do_delete_template(workspace, id).await
+    }
+
+    async fn agents_of_template(&self, id: &Id) -> Result<u64> {
+        self.count_agents_of_template(id).await
+    }
+
+    async fn insert_key(&self, key: &KeyRecord) -> Result<()> {
+        self.do_insert_key(key).await
+    }
+
+    async fn list_keys(&self, workspace: &Workspace) -> Result<Vec<KeyRecord>> {
+        self.all_keys(workspace).await
+    }
+
+    async fn keys_by_prefix(&self, prefix: &str) -> Result<Vec<KeyRecord>> {
+        self.find_keys(prefix).await
+    }
+
+    async fn delete_key(&self, workspace: &Workspace, id: &Id) -> Result<()> {
+        self.do_delete_key(workspace, id).await
+    }
+
+    async fn touch_keys(&self, used: &[(Id, i64)]) -> Result<()> {
+        self.do_touch_keys(used).await
+    }
+
+    async fn is_new(&self) -> Result<bool> {
+        let any: bool = sqlx::query_scalar(
+            "SELECT EXISTS (SELECT 1 FROM keys) OR EXISTS (SELECT 1 FROM agents) \
+             OR EXISTS (SELECT 1 FROM templates)",
+        )
+        .fetch_one(&self.readers)
+        .await
+        .map_err(database("looked whether it is new"))?;
+        Ok(!any)
+    }
+
+    async fn close(&self) {
+        self.readers.close().await;
+        self.writer.close().await;
+    }
+}

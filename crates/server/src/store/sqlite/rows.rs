@@ -1,0 +1,166 @@
+//! From rows to records. What cannot be read of a row is named, and hurts no other row.
+
+use std::str::FromStr;
+
+use dorm_engine::{Id, Limits};
+use serde::de::DeserializeOwned;
+use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
+
+use super::{Result, StoreError};
+use crate::records::{
+    AgentRecord, AgentSpec, EventRecord, KeyRecord, Lifetime, State, Status, TemplateRecord, Workspace,
+};
+
+/// Reads the columns of one row and collects what is wrong with them.
+struct Columns<'r> {
+    row: &'r SqliteRow,
+    damage: Vec<String>,
+}
+
+impl<'r> Columns<'r> {
+    fn of(row: &'r SqliteRow) -> Self {
+        Self { row, damage: Vec::new() }
+    }
+
+    fn get<T>(&mut self, column: &'static str) -> Option<T>
+    where
+        T: sqlx::Decode<'r, sqlx::Sqlite> + sqlx::Type<sqlx::Sqlite>,
+    {
+        self.row.try_get(column).map_err(|error| self.damage.push(error.to_string())).ok()
+    }
+
+    fn parse<T: FromStr<Err: ToString>>(&mut self, column: &'static str) -> Option<T> {
+        let text: String = self.get(column)?;
+        text.parse().map_err(|error: T::Err| self.note(column, &error.to_string())).ok()
+    }
+
+    fn json<T: DeserializeOwned>(&mut self, column: &'static str) -> Option<T> {
+        let text: String = self.get(column)?;
+        serde_json::from_str(&text).map_err(|error| self.note(column, &error.to_string())).ok()
+    }
+
+    fn unsigned<T: TryFrom<i64>>(&mut self, column: &'static str) -> Option<T> {
+        let number: i64 = self.get(column)?;
+        T::try_from(number).map_err(|_| self.note(column, &format!("{number} is out of range"))).ok()
+    }
+
+    fn note(&mut self, column: &str, error: &str) {
+        self.damage.push(format!("{column}: {error}"));
+    }
+
+    fn damage(self) -> Option<String> {
+        (!self.damage.is_empty()).then(|| self.damage.join("; "))
+    }
+}
+
+/// An agent as far as its row can be read. An error if there is not even an id.
+pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
+    let mut columns = Columns::of(row);
+    let Some(id) = columns.parse::<Id>("id") else {
+        return Err(columns.damage().unwrap_or_default());
+    };
+    let workspace: Option<String> = columns.get("workspace");
+    let template_id = columns.parse("template_id").unwrap_or_else(|| id.clone());
+    let nothing = Limits { cpu_millis: 0, memory: 0, pids: 0, disk: 0, io_bps: None };
+    let reason: String = columns.get("reason").unwrap_or_default();
+    let box_json: Option<String> = columns.get("box_record").flatten();
+    let mut record = AgentRecord {
+        workspace: workspace.map_or_else(Workspace::default, |id| Workspace::new(&id)),
+        name: columns.get("name").unwrap_or_else(|| id.to_string()),
+        template_id,
+        template_name: columns.get("template_name").unwrap_or_default(),
+        lifetime: columns.parse("lifetime").unwrap_or(Lifetime::Persistent),
+        spec: columns.json("spec").unwrap_or(AgentSpec { limits: nothing, env: Default::default() }),
+        defaults: columns.json("defaults").unwrap_or_default(),
+        slot: columns.unsigned("slot").unwrap_or(u32::MAX),
+        uid_base: columns.unsigned("uid_base").unwrap_or(u32::MAX),
+        status: Status {
+            state: State::Failed,
+            reason,
+            since: columns.get("since").unwrap_or_default(),
+        },
+        created: columns.get("created").unwrap_or_default(),
+        box_record: None,
+        damage: None,
+        id,
+    };
+    // State and box are of the moment: if they cannot be read, the box is swept and the agent
+    // starts anew from its files. The rest is what it starts from.
+    let needed = columns.damage();
+    let mut columns = Columns::of(row);
+    record.box_record = box_json.and_then(|json| {
+        serde_json::from_str(&json).map_err(|error| columns.note("box_record", &error.to_string())).ok()
+    });
+    if let Some(state) = columns.parse("state") {
+        record.status.state = state;
+    }
+    let momentary = columns.damage();
+    if needed.is_some() || momentary.is_some() {
+        let why = needed.iter().chain(&momentary).cloned().collect::<Vec<_>>().join("; ");
+        record.status.state = State::Failed;
+        record.status.reason = format!("its record is damaged: {why}");
+    }
+    record.damage = needed;
+    Ok(record)
+}
+
+pub(super) fn event(row: &SqliteRow) -> Result<EventRecord> {
+    let mut columns = Columns::of(row);
+    let from: Option<Option<String>> = columns.get("from_state");
+    let record = (|| {
+        Some(EventRecord {
+            seq: columns.get("seq")?,
+            agent: columns.parse("agent")?,
+            time: columns.get("time")?,
+            from: from?.and_then(|state| state.parse().ok()),
+            to: columns.parse("to_state")?,
+            reason: columns.get("reason")?,
+            millis: columns.get("millis")?,
+        })
+    })();
+    record.ok_or_else(|| damaged("event", row, columns))
+}
+
+pub(super) fn template(row: &SqliteRow) -> Result<TemplateRecord> {
+    let mut columns = Columns::of(row);
+    let record = (|| {
+        Some(TemplateRecord {
+            id: columns.parse("id")?,
+            workspace: Workspace::new(&columns.get::<String>("workspace")?),
+            name: columns.get("name")?,
+            recipe_hash: columns.get("recipe_hash")?,
+            defaults: columns.json("defaults")?,
+            size: columns.unsigned("size")?,
+            created: columns.get("created")?,
+        })
+    })();
+    record.ok_or_else(|| damaged("template", row, columns))
+}
+
+pub(super) fn key(row: &SqliteRow) -> Result<KeyRecord> {
+    let mut columns = Columns::of(row);
+    let record = (|| {
+        Some(KeyRecord {
+            id: columns.parse("id")?,
+            workspace: Workspace::new(&columns.get::<String>("workspace")?),
+            name: columns.get("name")?,
+            prefix: columns.get("prefix")?,
+            hash: columns.get::<Vec<u8>>("hash")?.try_into().ok()?,
+            created: columns.get("created")?,
+            last_used: columns.get("last_used")?,
+        })
+    })();
+    record.ok_or_else(|| damaged("key", row, columns))
+}
+
+fn damaged(kind: &'static str, row: &SqliteRow, columns: Columns<'_>) -> StoreError {
+    let name = row.try_get("name").unwrap_or_default();
+    StoreError::Damaged { kind, name, why: columns.damage().unwrap_or_else(|| "wrong length".to_owned()) }
+}
+
+/// Those that can be read; the rest is only logged, so that one bad row does not hide the others.
+pub(super) fn readable<T>(rows: &[SqliteRow], read: impl Fn(&SqliteRow) -> Result<T>) -> Vec<T> {
+    let logged = |error: &StoreError| tracing::error!(%error, "left out a damaged row");
+    rows.iter().filter_map(|row| read(row).inspect_err(logged).ok()).collect()
+}
