@@ -1,1 +1,18 @@
+//! What the daemon and its clients say to the guest of a box, and the other way round.
+//!
+//! [`process`] and [`filesystem`] are generated from `proto/`; [`boot`] is the one message that comes
+//! before them. The feature `client` adds the generated clients.
+
 pub mod boot;
+
+mod generated {
+    #![allow(
+        clippy::all,
+        unreachable_pub,
+        unused_qualifications,
+        reason = "the code generator does not write for our lints"
+    )]
+    include!(concat!(env!("OUT_DIR"), "/dorm_proto.rs"));
+}
+
+pub use generated::{filesystem, process};
