@@ -93,7 +93,7 @@ impl Image {
         Ok(Layer {
             file: self.file.try_clone()?,
             offset: info.offset,
-            len: info.size,
+            length: info.size,
         })
     }
 }
