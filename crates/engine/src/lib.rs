@@ -19,7 +19,33 @@ use serde::{Deserialize, Serialize};
 
 pub use dorm_proto::boot::{BootConfig, Command};
 
+pub mod container;
+pub mod doctor;
 pub mod fake;
+pub mod guest_binary;
+pub mod home;
+pub mod launch;
+pub mod network;
+mod packet;
+
+/// A part of a file that holds one tar archive.
+#[derive(Debug)]
+pub struct Layer {
+    pub file: std::fs::File,
+    pub offset: u64,
+    pub length: u64,
+}
+
+/// An error with all its causes, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
 
 /// Names an agent, a template, or anything else that owns a home. Twenty lowercase letters and
 /// digits, so that it is a DNS label, a file name and an E2B sandbox id at the same time.
@@ -232,7 +258,7 @@ pub trait Homes: Send + Sync + 'static {
 
     /// Unpacks one layer (tar, plain or compressed with gzip or zstd) over the home of `id`, inside
     /// a sandbox rooted there. OCI whiteouts are applied.
-    async fn unpack(&self, id: &Id, uid_base: u32, layer: std::fs::File, log: LogSink) -> Result<()>;
+    async fn unpack(&self, id: &Id, uid_base: u32, layer: Layer, log: LogSink) -> Result<()>;
 
     /// Makes the home of `id` the read-only template `id`, durably.
     async fn seal(&self, id: &Id) -> Result<()>;

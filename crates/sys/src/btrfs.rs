@@ -17,7 +17,7 @@ const WRITE: u32 = 1;
 const SUBVOL_RDONLY: u64 = 1 << 1;
 const QUOTA_ENABLE: u64 = 1;
 const QUOTA_ENABLE_SIMPLE: u64 = 4;
-const LIMIT_MAX_REFERENCED: u64 = 1;
+const LIMIT_MAX_EXCLUSIVE: u64 = 2;
 
 #[repr(C)]
 struct VolArgsV2 {
@@ -157,10 +157,10 @@ pub fn enable_quota(filesystem: BorrowedFd<'_>) -> io::Result<bool> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Limits what subvolume `id` may reference.
+/// Limits what subvolume `id` may hold for itself alone.
 pub fn limit_subvolume(filesystem: BorrowedFd<'_>, id: u64, bytes: u64) -> io::Result<()> {
     let mut args =
-        QgroupLimit { qgroupid: id, flags: LIMIT_MAX_REFERENCED, max_rfer: bytes, max_excl: 0, rsv_rfer: 0, rsv_excl: 0 };
+        QgroupLimit { qgroupid: id, flags: LIMIT_MAX_EXCLUSIVE, max_rfer: 0, max_excl: bytes, rsv_rfer: 0, rsv_excl: 0 };
     // SAFETY: BTRFS_IOC_QGROUP_LIMIT takes btrfs_ioctl_qgroup_limit_args.
     unsafe { call(filesystem, ioc(READ, 43, size_of::<QgroupLimit>()), &mut args) }
 }

@@ -95,6 +95,10 @@ const CLONE_NAMESPACE_FLAGS: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWCGROUP;
 
+const BTRFS_IOCTL_TYPE: u32 = 0x9400;
+/// FICLONE, FICLONERANGE and FIDEDUPERANGE, which cp and others use on every filesystem.
+const BTRFS_CLONE_IOCTLS: [u32; 3] = [0x4004_9409, 0x4020_940D, 0xC018_9436];
+
 impl SystemCallFilter {
     pub fn compile() -> io::Result<Self> {
         let mut allowed: Vec<Value> = ALLOWED.split_whitespace().map(|name| json!({ "syscall": name })).collect();
@@ -107,7 +111,14 @@ impl SystemCallFilter {
         allowed.push(json!({ "syscall": "socket", "args": [
             { "index": 0, "type": "dword", "op": "ne", "val": libc::AF_VSOCK }
         ]}));
-        let forbidden = FORBIDDEN.split_whitespace().map(|name| json!({ "syscall": name })).collect();
+        let mut forbidden: Vec<Value> =
+            FORBIDDEN.split_whitespace().map(|name| json!({ "syscall": name })).collect();
+        // Of btrfs' own ioctls only those on file contents: a subvolume made in a box would have no quota.
+        let mut btrfs = vec![
+            json!({ "index": 1, "type": "dword", "op": { "masked_eq": 0xFF00 }, "val": BTRFS_IOCTL_TYPE }),
+        ];
+        btrfs.extend(BTRFS_CLONE_IOCTLS.map(|c| json!({ "index": 1, "type": "dword", "op": "ne", "val": c })));
+        forbidden.push(json!({ "syscall": "ioctl", "args": btrfs }));
         Ok(Self {
             programs: [
                 compile(allowed, json!({ "errno": libc::ENOSYS }), json!("allow"))?,

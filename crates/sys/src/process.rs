@@ -45,3 +45,21 @@ pub fn start_time(pid: i32) -> io::Result<u64> {
 pub fn host_boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
+
+/// Puts a copy of `fd` under the number `number`, inherited by programs executed from now on.
+pub fn place_fd(fd: std::os::fd::BorrowedFd<'_>, number: i32) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: dup2 closes whatever `number` was. The launcher calls this on numbers that no owner in the
+    // process holds: it has just started, with three standard descriptors and nothing else below `number`.
+    match unsafe { libc::dup2(fd.as_raw_fd(), number) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Marks every descriptor from `first` on to be closed by the next execve.
+pub fn close_on_exec_from(first: u32) -> io::Result<()> {
+    // SAFETY: with CLOSE_RANGE_CLOEXEC no descriptor is closed now, so no owner loses one.
+    let done = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,173 @@
+//! Boxes as hardened containers.
+//!
+//! [`Container`] keeps the boxes that run now; each is a [`LiveBox`]: a process that cannot be mistaken for another, its
+//! network namespace and its cgroup. Everything else about a box can be found again from its id.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dorm_sys::cgroup::{Group, Hierarchy};
+use dorm_sys::confine::SystemCallFilter;
+use dorm_sys::process::Process;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+
+use crate::guest_binary::{self, GuestBinary};
+use crate::home::Pool;
+use crate::network::{self, Network};
+use crate::{BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, Result};
+
+mod adopt;
+mod start;
+mod stop;
+
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub data: PathBuf,
+    /// The program that runs [`crate::launch::main`] when called with [`crate::launch::SUBCOMMAND`].
+    pub launcher: PathBuf,
+    pub network: network::Config,
+}
+
+/// The container engine of one daemon.
+#[derive(Debug)]
+pub struct Container {
+    pool: Pool,
+    launcher: PathBuf,
+    guest: GuestBinary,
+    filter: Vec<u8>,
+    cgroups: Hierarchy,
+    network: Network,
+    boxes: Mutex<HashMap<Id, Slot>>,
+}
+
+/// A box that is coming up holds its place, so that no second one is started on the same home.
+#[derive(Debug, Clone)]
+enum Slot {
+    Starting,
+    Live(Arc<LiveBox>),
+}
+
+#[derive(Debug)]
+struct LiveBox {
+    process: Process,
+    netns: Arc<OwnedFd>,
+    group: Group,
+    memory_limit: u64,
+    /// Set once somebody asked for the box's end.
+    stopping: watch::Sender<bool>,
+}
+
+impl Container {
+    pub async fn open(config: &Config, pool: Pool) -> Result<Self> {
+        let instance = instance(&config.data);
+        let failed = || EngineError::io("cannot prepare the container engine");
+        Ok(Self {
+            guest: guest_binary::install(&config.data)?,
+            filter: SystemCallFilter::compile().map_err(failed())?.to_bytes(),
+            cgroups: Hierarchy::open(&format!("dorm-{instance}")).map_err(EngineError::io("cannot use cgroups"))?,
+            network: Network::open(&config.network, &instance).await?,
+            launcher: config.launcher.clone(),
+            pool,
+            boxes: Mutex::default(),
+        })
+    }
+
+    /// Takes back what the engine set up on the host, unless boxes still run.
+    pub async fn close(&self) {
+        if self.cgroups.list().is_ok_and(|boxes| boxes.is_empty()) {
+            self.cgroups.remove_if_empty();
+            self.network.close().await;
+        }
+    }
+
+    fn live(&self, id: &Id) -> Result<Arc<LiveBox>> {
+        match self.boxes().get(id) {
+            Some(Slot::Live(live)) => Ok(Arc::clone(live)),
+            _ => Err(EngineError::NotRunning(id.clone())),
+        }
+    }
+
+    fn boxes(&self) -> std::sync::MutexGuard<'_, HashMap<Id, Slot>> {
+        self.boxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells the daemons of one host apart: six hex digits of the data directory's name.
+fn instance(data: &std::path::Path) -> String {
+    let data = std::fs::canonicalize(data).unwrap_or_else(|_| data.to_owned());
+    blake3::hash(data.as_os_str().as_encoded_bytes()).to_hex()[..6].to_owned()
+}
+
+/// Waits for the end of a process, and reaps it if it is a child of ours.
+pub(crate) async fn ended(process: &Process) {
+    let Ok(pidfd) = process.pidfd.as_fd().try_clone_to_owned() else { return };
+    if let Ok(pidfd) = AsyncFd::register(pidfd) {
+        let _ = pidfd.readable().await;
+    }
+    process.reap();
+}
+
+#[async_trait]
+impl Engine for Container {
+    async fn start(&self, spec: &BoxSpec) -> Result<BoxRecord> {
+        self.start_box(spec).await
+    }
+
+    async fn adopt(&self, spec: &BoxSpec, record: &BoxRecord) -> Result<bool> {
+        self.adopt_box(spec, record).await
+    }
+
+    async fn stop(&self, id: &Id, grace: Duration) -> Result<()> {
+        self.stop_box(id, grace).await
+    }
+
+    async fn exited(&self, id: &Id) -> Result<BoxExit> {
+        let live = self.live(id)?;
+        ended(&live.process).await;
+        if *live.stopping.borrow() {
+            return std::future::pending().await;
+        }
+        let oom_kills = live.group.stats().map(|s| s.oom_kills).unwrap_or_default();
+        let reason = match oom_kills {
+            0 => "process 1 of the box ended".to_owned(),
+            _ => format!("process 1 of the box ended; the box was out of memory (limit {} MiB)", live.memory_limit >> 20),
+        };
+        Ok(BoxExit { reason })
+    }
+
+    async fn connect(&self, id: &Id) -> Result<Box<dyn GuestStream>> {
+        let live = self.live(id)?;
+        let failed = || EngineError::io("cannot reach the guest");
+        let inside = self.network.inside();
+        let stream =
+            inside.connect(Arc::clone(&live.netns), dorm_proto::boot::GUEST_SOCKET).await.map_err(failed())?;
+        Ok(Box::new(tokio::net::UnixStream::from_std(stream).map_err(failed())?))
+    }
+
+    async fn stats(&self, id: &Id) -> Result<BoxStats> {
+        let stats = self.live(id)?.group.stats().map_err(EngineError::io("cannot measure the box"))?;
+        Ok(BoxStats {
+            cpu_usec: stats.cpu_usec,
+            memory_bytes: stats.memory,
+            memory_peak_bytes: stats.memory_peak,
+            pids: stats.pids,
+            oom_kills: stats.oom_kills,
+            forks_refused: stats.forks_refused,
+        })
+    }
+
+    async fn sweep(&self, id: &Id) -> Result<()> {
+        self.boxes().remove(id);
+        self.remove_remains(id).await
+    }
+
+    async fn present(&self) -> Result<Vec<Id>> {
+        let names = self.cgroups.list().map_err(EngineError::io("cannot list the boxes"))?;
+        Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+}

@@ -1,0 +1,192 @@
+//! Bringing up a box.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dorm_sys::cgroup::{Group, GroupLimits};
+use dorm_sys::process::{self, Process};
+use rustix::process::Signal;
+use tokio::sync::watch;
+
+use super::{Container, LiveBox, Slot, ended};
+use crate::launch::{self, Job, Report};
+use crate::packet::PacketSocket;
+use crate::{BoxRecord, BoxSpec, EngineError, Limits, Result};
+
+/// How long a guest may take to answer. A box on a busy host needs a fraction of a second.
+const READY_WITHIN: Duration = Duration::from_secs(30);
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+fn failed(step: &str) -> impl FnOnce(Cause) -> EngineError {
+    move |source| EngineError::Start { step: step.to_owned(), source }
+}
+
+impl Container {
+    pub(super) async fn start_box(&self, spec: &BoxSpec) -> Result<BoxRecord> {
+        if !self.pool.home_path(&spec.id).exists() {
+            return Err(EngineError::NoHome(spec.id.clone()));
+        }
+        {
+            let mut boxes = self.boxes();
+            if boxes.contains_key(&spec.id) {
+                return Err(EngineError::AlreadyRunning(spec.id.clone()));
+            }
+            boxes.insert(spec.id.clone(), Slot::Starting);
+        }
+        // If this future is dropped halfway, the reservation goes, and the next start sweeps the rest.
+        let reservation = Reservation { container: self, spec, settled: false };
+        if self.cgroups.group(spec.id.as_str()).exists() {
+            self.remove_remains(&spec.id).await?;
+        }
+        match self.bring_up(spec).await {
+            Ok((live, record)) => {
+                self.boxes().insert(spec.id.clone(), Slot::Live(Arc::new(live)));
+                reservation.settle();
+                Ok(record)
+            }
+            Err(error) => {
+                if let Err(remains) = self.remove_remains(&spec.id).await {
+                    tracing::warn!(id = %spec.id, error = %crate::chain(&remains), "remains of a failed start");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn bring_up(&self, spec: &BoxSpec) -> Result<(LiveBox, BoxRecord)> {
+        let group = self.make_group(spec)?;
+        let (socket, theirs) = PacketSocket::pair().map_err(|e| failed("was prepared")(e.into()))?;
+        let mut launcher = launch::spawn(&self.launcher, theirs, std::process::Stdio::null())
+            .map_err(|e| failed("was launched")(e.into()))?;
+        let launch = launch::Spec {
+            home: self.pool.home_path(&spec.id),
+            uid_base: spec.uid_base,
+            job: Job::Guest {
+                guest: self.guest.path.clone(),
+                hostname: spec.hostname.clone(),
+                boot_id: random_uuid(),
+                join: group.join_files(),
+                tmpfs_bytes: spec.limits.memory / 2,
+            },
+        };
+        let launch = serde_json::to_vec(&launch).map_err(|e| failed("was prepared")(e.into()))?;
+        let process = tokio::time::timeout(READY_WITHIN, handshake(&socket, &launch, &self.filter))
+            .await
+            .map_err(|e| failed("was launched")(e.into()))??;
+        let reap_launcher = async {
+            let _ = launcher.wait().await;
+        };
+
+        let outcome = tokio::time::timeout(READY_WITHIN, async {
+            let netns = process_netns(&process)?;
+            let (attached, ()) = tokio::join!(self.network.attach(&spec.id, spec.slot, &netns), reap_launcher);
+            // A box whose set-up failed is gone by now, and says why better than the network can.
+            if let Err(error) = attached {
+                return Err(match said(&socket).await {
+                    Some(reason) => failed("was set up")(reason.into()),
+                    None => error,
+                });
+            }
+            let boot = serde_json::to_vec(&spec.boot).map_err(|e| failed("was booted")(e.into()))?;
+            let sent = socket.send(&boot).await;
+            match socket.receive().await {
+                Ok(answer) if answer == dorm_proto::boot::READY => Ok(netns),
+                Ok(answer) => Err(failed("was set up")(reason(&answer).into())),
+                Err(error) => Err(failed("was booted")(sent.err().unwrap_or(error).into())),
+            }
+        })
+        .await;
+        let netns = match outcome.unwrap_or_else(|e| Err(failed("was booted")(e.into()))) {
+            Ok(netns) => netns,
+            Err(error) => {
+                let _ = process.signal(Signal::KILL);
+                ended(&process).await;
+                return Err(error);
+            }
+        };
+
+        let record = BoxRecord {
+            pid: process.pid,
+            pid_start: process::start_time(process.pid).map_err(|e| failed("was recorded")(e.into()))?,
+            host_boot_id: process::host_boot_id().map_err(|e| failed("was recorded")(e.into()))?,
+            guest_hash: self.guest.hash.clone(),
+            engine: "container".to_owned(),
+        };
+        let live = LiveBox { process, netns, group, memory_limit: spec.limits.memory, stopping: watch::Sender::new(false) };
+        Ok((live, record))
+    }
+
+    fn make_group(&self, spec: &BoxSpec) -> Result<Group> {
+        let limits = self.group_limits(&spec.limits)?;
+        self.cgroups.create(spec.id.as_str(), &limits).map_err(|e| failed("was given its limits")(e.into()))
+    }
+
+    pub(super) fn group_limits(&self, limits: &Limits) -> Result<GroupLimits> {
+        let io = match limits.io_bps {
+            Some(bps) => Some((self.pool.device()?, bps)),
+            None => None,
+        };
+        Ok(GroupLimits { cpu_millis: limits.cpu_millis, memory: limits.memory, pids: limits.pids, io })
+    }
+}
+
+/// Frees the place of a box that did not come up.
+struct Reservation<'a> {
+    container: &'a Container,
+    spec: &'a BoxSpec,
+    settled: bool,
+}
+
+impl Reservation<'_> {
+    fn settle(mut self) {
+        self.settled = true;
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if !self.settled {
+            self.container.boxes().remove(&self.spec.id);
+        }
+    }
+}
+
+/// Sends the launcher its orders and learns who process 1 is.
+async fn handshake(socket: &PacketSocket, spec: &[u8], filter: &[u8]) -> Result<Process> {
+    socket.send(spec).await.map_err(|e| failed("was launched")(e.into()))?;
+    socket.send(filter).await.map_err(|e| failed("was launched")(e.into()))?;
+    let answer = socket.receive().await.map_err(|e| failed("was launched")(e.into()))?;
+    match serde_json::from_slice(&answer) {
+        Ok(Report::Pid(pid)) => Process::open(pid).map_err(|e| failed("was launched")(e.into())),
+        _ => Err(failed("was launched")(reason(&answer).into())),
+    }
+}
+
+fn process_netns(process: &Process) -> Result<Arc<OwnedFd>> {
+    let netns = dorm_sys::namespace::open(process.pid, "net").map_err(|e| failed("was set up")(e.into()))?;
+    Ok(Arc::new(netns))
+}
+
+/// What process 1 still said before it went, if it is gone.
+async fn said(socket: &PacketSocket) -> Option<String> {
+    let answer = tokio::time::timeout(Duration::from_millis(200), socket.receive()).await;
+    answer.ok()?.ok().map(|packet| reason(&packet))
+}
+
+fn reason(packet: &[u8]) -> String {
+    match serde_json::from_slice(packet) {
+        Ok(Report::Failed(reason)) => reason,
+        _ => String::from_utf8_lossy(packet).into_owned(),
+    }
+}
+
+fn random_uuid() -> String {
+    let mut bytes = [0u8; 16];
+    getrandom::fill(&mut bytes).expect("the kernel's random source answers");
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}

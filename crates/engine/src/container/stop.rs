@@ -1,0 +1,55 @@
+//! The end of a box.
+
+use std::time::Duration;
+
+use dorm_sys::process::Process;
+use rustix::process::Signal;
+
+use super::{Container, Slot, ended};
+use crate::{EngineError, Id, Result};
+
+/// Killed processes are gone within milliseconds, unless they hang in the kernel.
+const GONE_WITHIN: Duration = Duration::from_secs(20);
+
+impl Container {
+    pub(super) async fn stop_box(&self, id: &Id, grace: Duration) -> Result<()> {
+        let slot = self.boxes().get(id).cloned();
+        if let Some(Slot::Live(live)) = slot {
+            live.stopping.send_replace(true);
+            let _ = live.process.signal(Signal::TERM);
+            if tokio::time::timeout(grace, ended(&live.process)).await.is_err() {
+                let _ = live.process.signal(Signal::KILL);
+                ended(&live.process).await;
+            }
+        }
+        self.remove_remains(id).await?;
+        self.boxes().remove(id);
+        Ok(())
+    }
+
+    /// Ends all processes in the box's cgroup, then removes the cgroup and the interface.
+    pub(super) async fn remove_remains(&self, id: &Id) -> Result<()> {
+        let group = self.cgroups.group(id.as_str());
+        let failed = || EngineError::io(format!("cannot remove the box of {id}"));
+        let deadline = tokio::time::Instant::now() + GONE_WITHIN;
+        let network = self.network.detach(id);
+        let processes = async {
+            loop {
+                for pid in group.processes().map_err(failed())? {
+                    // A pid that is gone by now needs no killing.
+                    let Ok(process) = Process::open(pid) else { continue };
+                    let _ = process.signal(Signal::KILL);
+                    let _ = tokio::time::timeout(GONE_WITHIN, ended(&process)).await;
+                }
+                match group.remove() {
+                    Ok(()) => return Ok(()),
+                    Err(error) if tokio::time::Instant::now() > deadline => return Err(failed()(error)),
+                    // An ended process leaves its cgroup a little later.
+                    Err(_) => tokio::time::sleep(Duration::from_millis(2)).await,
+                }
+            }
+        };
+        let ((), removed) = tokio::join!(network, processes);
+        removed
+    }
+}

@@ -1,0 +1,214 @@
+//! What this host has of what dorm needs, by trying it.
+
+use std::path::Path;
+
+use dorm_sys::cgroup::{Hierarchy, Version};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    Ok,
+    /// Something optional is missing.
+    Warn,
+    /// dorm does not work without it.
+    Missing,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Check {
+    pub name: String,
+    pub status: Status,
+    pub found: String,
+    /// What it is needed for.
+    pub enables: String,
+    /// How to get it, where it is not there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+}
+
+struct Requirement {
+    name: &'static str,
+    required: bool,
+    enables: &'static str,
+    fix: &'static str,
+    look: fn(&Path) -> Result<String, String>,
+}
+
+const REQUIREMENTS: &[Requirement] = &[
+    Requirement {
+        name: "root",
+        required: true,
+        enables: "namespaces, cgroups, mounts and interfaces of boxes",
+        fix: "run dorm as root (sudo dorm …)",
+        look: |_| match rustix::process::geteuid().is_root() {
+            true => Ok("uid 0".to_owned()),
+            false => Err(format!("uid {}", rustix::process::geteuid().as_raw())),
+        },
+    },
+    Requirement {
+        name: "kernel",
+        required: true,
+        enables: "idmapped mounts of homes (5.15 or newer)",
+        fix: "upgrade to a kernel of version 5.15 or newer",
+        look: |_| kernel(),
+    },
+    Requirement {
+        name: "namespaces",
+        required: true,
+        enables: "isolation of boxes",
+        fix: "use a kernel with user, pid, net, mount, ipc, uts and cgroup namespaces, and user.max_user_namespaces above 0",
+        look: |_| namespaces(),
+    },
+    Requirement {
+        name: "cgroups",
+        required: true,
+        enables: "limits of cpu, memory, processes and io",
+        fix: "mount cgroup2 on /sys/fs/cgroup, or the version 1 controllers below it",
+        look: |_| match Hierarchy::version() {
+            Ok(Version::V1) => Ok("version 1".to_owned()),
+            Ok(Version::V2) => Ok("version 2".to_owned()),
+            Err(error) => Err(error.to_string()),
+        },
+    },
+    Requirement {
+        name: "seccomp",
+        required: true,
+        enables: "the system call filter of boxes",
+        fix: "use a kernel with CONFIG_SECCOMP_FILTER",
+        look: |_| exists("/proc/sys/kernel/seccomp/actions_avail"),
+    },
+    Requirement {
+        name: "btrfs",
+        required: true,
+        enables: "homes that are made and copied in constant time",
+        fix: "use a kernel with btrfs (modprobe btrfs)",
+        look: |_| filesystem("btrfs"),
+    },
+    Requirement {
+        name: "mkfs.btrfs",
+        required: true,
+        enables: "making the pool, and templates as files",
+        fix: "apt-get install btrfs-progs",
+        look: |data| match on_btrfs(data) {
+            true => program("btrfs"),
+            false => program("mkfs.btrfs"),
+        },
+    },
+    Requirement {
+        name: "loop devices",
+        required: true,
+        enables: "a pool in a file, where the data directory is not on btrfs",
+        fix: "use a kernel with loop devices (modprobe loop), or put the data directory on btrfs",
+        look: |data| match on_btrfs(data) {
+            true => Ok("not needed: the data directory is on btrfs".to_owned()),
+            false => exists("/dev/loop-control"),
+        },
+    },
+    Requirement {
+        name: "nft",
+        required: true,
+        enables: "the firewall between boxes, host and private networks",
+        fix: "apt-get install nftables",
+        look: |_| program("nft"),
+    },
+    Requirement {
+        name: "mmdebstrap",
+        required: false,
+        enables: "templates from nothing: dorm template build base",
+        fix: "apt-get install mmdebstrap",
+        look: |_| program("mmdebstrap"),
+    },
+    Requirement {
+        name: "resolver",
+        required: false,
+        enables: "names in boxes",
+        fix: "set network.nameservers in the configuration",
+        look: |_| match crate::network::host_resolvers() {
+            found if found.is_empty() => Err("none that boxes could use".to_owned()),
+            found => Ok(found.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+        },
+    },
+    Requirement {
+        name: "disk space",
+        required: false,
+        enables: "homes and templates (5 GiB to begin with)",
+        fix: "free some space, or choose another data directory with --data",
+        look: space,
+    },
+];
+
+/// Looks at everything. `data` is the data directory, which need not exist yet.
+pub fn check(data: &Path) -> Vec<Check> {
+    REQUIREMENTS
+        .iter()
+        .map(|requirement| {
+            let looked = (requirement.look)(data);
+            let status = match (&looked, requirement.required) {
+                (Ok(_), _) => Status::Ok,
+                (Err(_), false) => Status::Warn,
+                (Err(_), true) => Status::Missing,
+            };
+            Check {
+                name: requirement.name.to_owned(),
+                status,
+                fix: looked.is_err().then(|| requirement.fix.to_owned()),
+                found: looked.unwrap_or_else(|missing| missing),
+                enables: requirement.enables.to_owned(),
+            }
+        })
+        .collect()
+}
+
+fn kernel() -> Result<String, String> {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut parts = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or_default());
+    let version = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    if version >= (5, 15) { Ok(release) } else { Err(release) }
+}
+
+fn namespaces() -> Result<String, String> {
+    let kinds = ["user", "pid", "net", "mnt", "ipc", "uts", "cgroup"];
+    let missing: Vec<_> = kinds.into_iter().filter(|kind| !Path::new("/proc/self/ns").join(kind).exists()).collect();
+    if !missing.is_empty() {
+        return Err(format!("no {} namespace", missing.join(", ")));
+    }
+    match std::fs::read_to_string("/proc/sys/user/max_user_namespaces") {
+        Ok(max) if max.trim() == "0" => Err("user.max_user_namespaces is 0".to_owned()),
+        _ => Ok("all".to_owned()),
+    }
+}
+
+fn filesystem(name: &str) -> Result<String, String> {
+    let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let found = known.lines().any(|line| line.split_whitespace().last() == Some(name));
+    if found { Ok("in the kernel".to_owned()) } else { Err("not in /proc/filesystems".to_owned()) }
+}
+
+fn exists(path: &str) -> Result<String, String> {
+    if Path::new(path).exists() { Ok(path.to_owned()) } else { Err(format!("no {path}")) }
+}
+
+fn program(name: &str) -> Result<String, String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file());
+    found.map(|file| file.display().to_string()).ok_or_else(|| "not on the PATH".to_owned())
+}
+
+/// The nearest ancestor that exists says what the data directory will be on.
+fn existing(data: &Path) -> &Path {
+    data.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"))
+}
+
+fn on_btrfs(data: &Path) -> bool {
+    use std::os::fd::AsFd;
+    std::fs::File::open(existing(data)).is_ok_and(|file| dorm_sys::btrfs::is_btrfs(file.as_fd()).unwrap_or(false))
+}
+
+fn space(data: &Path) -> Result<String, String> {
+    const WANTED: u64 = 5 << 30;
+    let stat = rustix::fs::statvfs(existing(data)).map_err(|e| e.to_string())?;
+    let free = stat.f_bavail * stat.f_frsize;
+    let text = format!("{} GiB free below {}", free >> 30, existing(data).display());
+    if free >= WANTED { Ok(text) } else { Err(text) }
+}

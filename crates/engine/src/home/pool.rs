@@ -1,0 +1,194 @@
+//! The btrfs filesystem that holds all homes: a part of the data directory where that lies on btrfs, and
+//! otherwise a file that grows, mounted over a loop device.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use dorm_sys::{btrfs, loopdev::LoopDevice};
+use rustix::mount::MountFlags;
+
+use crate::{EngineError, Result, Space};
+
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub data: PathBuf,
+    /// Size of a new pool file. It is sparse: only what is written takes space.
+    pub initial_size: u64,
+    /// What the pool file may grow to; 0 for what its filesystem has room for.
+    pub max_size: u64,
+}
+
+/// Room that the pool's own filesystem keeps when the pool file grows.
+const HOST_RESERVE: u64 = 1 << 30;
+
+#[derive(Debug)]
+pub(super) struct Filesystem {
+    pub(super) root: PathBuf,
+    pub(super) directory: File,
+    pub(super) uuid: String,
+    /// The pool file and its device, where the pool is one.
+    image: Option<(PathBuf, LoopDevice)>,
+    max_size: u64,
+}
+
+impl Filesystem {
+    pub(super) fn open(config: &Config) -> Result<Self> {
+        make_private_dir(&config.data)?;
+        let data = File::open(&config.data).map_err(EngineError::io("cannot open the data directory"))?;
+        let root = config.data.join("pool");
+        make_private_dir(&root)?;
+        let on_btrfs = btrfs::is_btrfs(data.as_fd()).map_err(EngineError::io("cannot look at the data directory"))?;
+        let image = if on_btrfs { None } else { Some(mount_image(config, &root)?) };
+
+        let directory = File::open(&root).map_err(EngineError::io("cannot open the pool"))?;
+        btrfs::enable_quota(directory.as_fd()).map_err(EngineError::io("cannot turn on quotas in the pool"))?;
+        let uuid = btrfs::uuid(directory.as_fd()).map_err(EngineError::io("cannot identify the pool"))?;
+        for name in ["homes", "templates"] {
+            make_private_dir(&root.join(name))?;
+        }
+        Ok(Self { root, directory, uuid, image, max_size: config.max_size })
+    }
+
+    /// The device that the pool's traffic goes to, as cgroups name it.
+    pub(super) fn device(&self) -> Result<(u32, u32)> {
+        let path = match &self.image {
+            Some((_, device)) => device.path.clone(),
+            None => {
+                let device = mounted_device(&self.root).or_else(|_| mounted_device(Path::new("/")));
+                device.map_err(EngineError::io("cannot find the pool's device"))?
+            }
+        };
+        let stat = rustix::fs::stat(&path).map_err(|e| EngineError::io("cannot look at the pool's device")(e.into()))?;
+        Ok((rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)))
+    }
+
+    pub(super) fn space(&self) -> Result<Space> {
+        let of = |file: &File| rustix::fs::fstatvfs(file).map_err(|e| EngineError::io("cannot measure the pool")(e.into()));
+        let stat = of(&self.directory)?;
+        let mut space = Space { total: stat.f_blocks * stat.f_frsize, free: stat.f_bavail * stat.f_frsize };
+        if let Some((image, _)) = &self.image {
+            let room = self.room_to_grow(image)?;
+            space.total += room;
+            space.free += room;
+        }
+        Ok(space)
+    }
+
+    fn room_to_grow(&self, image: &Path) -> Result<u64> {
+        let failed = || EngineError::io("cannot measure the pool file");
+        let size = fs::metadata(image).map_err(failed())?.len();
+        let host = rustix::fs::statvfs(image).map_err(|e| failed()(e.into()))?;
+        let used = fs::metadata(image).map(|m| std::os::unix::fs::MetadataExt::blocks(&m) * 512).unwrap_or(size);
+        let host_free = (host.f_bavail * host.f_frsize).saturating_sub(HOST_RESERVE);
+        let limit = if self.max_size == 0 { u64::MAX } else { self.max_size };
+        Ok((used + host_free).min(limit).saturating_sub(size))
+    }
+
+    /// Grows the pool file by half when less than a fifth of it is free. `true` if it grew.
+    pub(super) fn grow_if_needed(&self) -> Result<bool> {
+        let Some((image, device)) = &self.image else { return Ok(false) };
+        let failed = || EngineError::io("cannot grow the pool");
+        let stat = rustix::fs::fstatvfs(&self.directory).map_err(|e| failed()(e.into()))?;
+        if stat.f_bavail * 5 > stat.f_blocks {
+            return Ok(false);
+        }
+        let size = fs::metadata(image).map_err(failed())?.len();
+        let step = (size / 2).min(self.room_to_grow(image)?) & !((1 << 20) - 1);
+        if step < 64 << 20 {
+            return Ok(false);
+        }
+        fs::OpenOptions::new().write(true).open(image).and_then(|f| f.set_len(size + step)).map_err(failed())?;
+        device.update_size().map_err(failed())?;
+        btrfs::grow_to_device(self.directory.as_fd()).map_err(failed())?;
+        tracing::info!(from = size, to = size + step, "the pool grew");
+        Ok(true)
+    }
+
+    /// Unmounts the pool if it is a file and nobody uses it.
+    pub(super) fn close(self) {
+        let Self { root, directory, image, .. } = self;
+        drop(directory);
+        if image.is_some() {
+            match rustix::mount::unmount(&root, rustix::mount::UnmountFlags::empty()) {
+                Ok(()) => tracing::debug!("the pool is unmounted"),
+                Err(error) => tracing::debug!(%error, "the pool stays mounted"),
+            }
+        }
+    }
+}
+
+fn make_private_dir(path: &Path) -> Result<()> {
+    fs::DirBuilder::new().mode(0o700).recursive(true).create(path).map_err(EngineError::io(format!("cannot make {}", path.display())))
+}
+
+fn mount_image(config: &Config, root: &Path) -> Result<(PathBuf, LoopDevice)> {
+    let image = config.data.join("pool.img");
+    if let Ok(device) = mounted_device(root) {
+        let device = LoopDevice::open(&device).map_err(EngineError::io("cannot open the pool's loop device"))?;
+        return Ok((image, device));
+    }
+    if !image.exists() {
+        make_image(&image, config.initial_size)?;
+    }
+    let device = LoopDevice::attach(&image).map_err(EngineError::io("cannot attach the pool file to a loop device"))?;
+    rustix::mount::mount(
+        &device.path,
+        root,
+        c"btrfs",
+        MountFlags::NOATIME | MountFlags::NOSUID | MountFlags::NODEV,
+        c"discard=async",
+    )
+    .map_err(|e| EngineError::io("cannot mount the pool")(e.into()))?;
+    Ok((image, device))
+}
+
+/// Makes the pool file under another name first: what is called `pool.img` holds a filesystem.
+fn make_image(image: &Path, size: u64) -> Result<()> {
+    let failed = || EngineError::io("cannot make the pool file");
+    let unfinished = image.with_extension("img.new");
+    let file = fs::OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(&unfinished)
+        .map_err(failed())?;
+    file.set_len(size).map_err(failed())?;
+    let made = std::process::Command::new("mkfs.btrfs")
+        .args(["--quiet", "--metadata", "single", "--label", "dorm"])
+        .arg(&unfinished)
+        .stdin(std::process::Stdio::null())
+        .output()
+        .map_err(EngineError::io("cannot run mkfs.btrfs (package btrfs-progs)"))?;
+    if !made.status.success() {
+        let text = String::from_utf8_lossy(&made.stderr).trim().to_owned();
+        return Err(EngineError::io("mkfs.btrfs failed")(io::Error::other(text)));
+    }
+    file.sync_all().and_then(|()| fs::rename(&unfinished, image)).map_err(failed())
+}
+
+/// The source of the btrfs mount at `root`, if there is one.
+fn mounted_device(root: &Path) -> io::Result<PathBuf> {
+    let root = fs::canonicalize(root)?;
+    for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
+        let mut fields = line.split(' ');
+        let at = fields.by_ref().nth(4).unwrap_or_default();
+        let mut rest = fields.skip_while(|f| *f != "-").skip(1);
+        let (kind, source) = (rest.next().unwrap_or_default(), rest.next().unwrap_or_default());
+        if kind == "btrfs" && Path::new(&unescape(at)) == root {
+            return Ok(PathBuf::from(unescape(source)));
+        }
+    }
+    Err(io::ErrorKind::NotFound.into())
+}
+
+/// mountinfo writes blanks and the like as three octal digits.
+fn unescape(field: &str) -> String {
+    ["040", "011", "012", "134"].iter().fold(field.to_owned(), |text, code| {
+        let byte = u8::from_str_radix(code, 8).unwrap_or(b'?') as char;
+        text.replace(&format!("\\{code}"), &byte.to_string())
+    })
+}

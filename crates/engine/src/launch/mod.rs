@@ -1,0 +1,266 @@
+//! The launcher: a short-lived process of the same binary, with a single thread, that clones into the
+//! namespaces of a box, prepares them, and becomes the guest.
+//!
+//! ```text
+//!  daemon                 launcher                    process 1 of the box
+//!    │ spawn ────────────────▶│
+//!    │ Spec, filter ─────────▶│ join cgroup, clone ──────▶│ wait
+//!    │◀──────────────── pid ──│ uid map                   │
+//!    │ network                │ mounts ──────────────────▶│ mount, pivot, confine, exec guest
+//!    │ boot message ─────────────────────────────────────▶│
+//!    │◀───────────────────────────────────────────ready ──│ serve
+//! ```
+//!
+//! One `SOCK_SEQPACKET` socket carries it all. It is the launcher's standard input and the guest's
+//! descriptor 3. A process whose peer is gone reads an end of file, and ends.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use dorm_sys::confine::SystemCallFilter;
+use dorm_sys::mount::Detached;
+use dorm_sys::namespace::{self, Cloned};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags, SocketType,
+};
+use serde::{Deserialize, Serialize};
+
+mod rootfs;
+mod unpack;
+
+pub(crate) use unpack::unpack;
+
+/// The hidden subcommand under which the binary calls [`main`].
+pub const SUBCOMMAND: &str = "__launch";
+
+/// Largest message on the launch socket.
+pub(crate) const MAX_PACKET: usize = dorm_proto::boot::MAX_BOOT_MESSAGE;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Spec {
+    pub(crate) home: PathBuf,
+    pub(crate) uid_base: u32,
+    pub(crate) job: Job,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Job {
+    /// Become the guest.
+    Guest {
+        guest: PathBuf,
+        hostname: String,
+        /// Identifies this start of the box; shown as the kernel's boot id.
+        boot_id: String,
+        /// Files to which a process writes its pid to be under the box's limits.
+        join: Vec<PathBuf>,
+        /// Bytes that the box's own tmpfs mounts may hold, each.
+        tmpfs_bytes: u64,
+    },
+    /// Apply a layer, read from standard output's descriptor, to the home.
+    Unpack { offset: u64, length: u64 },
+}
+
+/// What the launcher answers, followed by what process 1 has to say.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Report {
+    Pid(i32),
+    Failed(String),
+    /// An unpacked layer: entries applied, and what had to be left out.
+    Unpacked { entries: u64, warnings: Vec<String> },
+}
+
+/// Entry of the launcher process. Never returns to the caller's program.
+pub fn main() -> ! {
+    let code = match launch() {
+        Ok(()) => 0,
+        Err(failure) => {
+            report(&Report::Failed(failure.to_string()));
+            1
+        }
+    };
+    std::process::exit(code)
+}
+
+/// Starts a launcher on its end of the launch socket. `output` is its standard output.
+pub(crate) fn spawn(launcher: &Path, socket: OwnedFd, output: std::process::Stdio) -> io::Result<tokio::process::Child> {
+    tokio::process::Command::new(launcher)
+        .arg(SUBCOMMAND)
+        .env_clear()
+        .current_dir("/")
+        .stdin(socket)
+        .stdout(output)
+        .kill_on_drop(true)
+        .spawn()
+}
+
+/// A step of the launch that failed, in words.
+#[derive(Debug, thiserror::Error)]
+#[error("{step}: {source}")]
+struct Failure {
+    step: String,
+    source: io::Error,
+}
+
+trait Step<T> {
+    fn step(self, step: &str) -> Result<T, Failure>;
+}
+
+impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
+    fn step(self, step: &str) -> Result<T, Failure> {
+        self.map_err(|e| Failure { step: step.to_owned(), source: e.into() })
+    }
+}
+
+fn daemon() -> BorrowedFd<'static> {
+    rustix::stdio::stdin()
+}
+
+fn report(report: &Report) {
+    let bytes = serde_json::to_vec(report).unwrap_or_default();
+    let _ = rustix::net::send(daemon(), &bytes, SendFlags::NOSIGNAL);
+}
+
+fn receive(from: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+    let mut buffer = vec![0; MAX_PACKET];
+    let (length, _) = rustix::net::recv(from, &mut buffer[..], RecvFlags::empty())?;
+    if length == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    buffer.truncate(length);
+    Ok(buffer)
+}
+
+fn launch() -> Result<(), Failure> {
+    let spec = receive(daemon()).step("read the launch spec")?;
+    let spec: Spec = serde_json::from_slice(&spec).map_err(io::Error::from).step("read the launch spec")?;
+    let filter = match &spec.job {
+        Job::Guest { .. } => {
+            let bytes = receive(daemon()).step("read the system call filter")?;
+            let filter = SystemCallFilter::from_bytes(&bytes).ok_or(io::Error::from(io::ErrorKind::InvalidData));
+            Some(filter.step("read the system call filter")?)
+        }
+        Job::Unpack { .. } => None,
+    };
+
+    if let Job::Guest { join, .. } = &spec.job {
+        for file in join {
+            std::fs::write(file, "0").step(&format!("join {}", file.display()))?;
+        }
+        rootfs::raise_limits().step("set resource limits")?;
+    }
+    rootfs::private_staging().step("make a place for the root filesystem")?;
+
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .step("make a socket pair")?;
+    match namespace::clone_into(namespace::BOX_NAMESPACES).step("make the namespaces")? {
+        Cloned::Child => {
+            drop(ours);
+            let failed = match become_box(&spec, filter.as_ref(), theirs) {
+                Ok(never) => match never {},
+                Err(failure) => failure,
+            };
+            report(&Report::Failed(failed.to_string()));
+            std::process::exit(1)
+        }
+        Cloned::Parent { child } => {
+            drop(theirs);
+            // From here on the daemon knows whom to reap.
+            report(&Report::Pid(child));
+            for map in ["uid_map", "gid_map"] {
+                let line = format!("0 {} 65536", spec.uid_base);
+                std::fs::write(format!("/proc/{child}/{map}"), line).step(&format!("write {map}"))?;
+            }
+            let mounts = prepare_mounts(&spec, child).step("prepare the mounts")?;
+            send_mounts(ours.as_fd(), &mounts).step("hand over the mounts")
+        }
+    }
+}
+
+enum Never {}
+
+fn become_box(spec: &Spec, filter: Option<&SystemCallFilter>, launcher: OwnedFd) -> Result<Never, Failure> {
+    let mounts = receive_mounts(launcher.as_fd()).step("receive the mounts")?;
+    drop(launcher);
+    rootfs::become_root().step("become root of the box")?;
+    match &spec.job {
+        Job::Guest { hostname, boot_id, tmpfs_bytes, .. } => {
+            rootfs::enter(mounts, hostname, boot_id, *tmpfs_bytes)?;
+            dorm_sys::process::place_fd(daemon(), dorm_proto::boot::BOOT_FD).step("hand over the boot socket")?;
+            rootfs::detach_stdio().step("detach standard input and output")?;
+            dorm_sys::process::close_on_exec_from(dorm_proto::boot::BOOT_FD as u32 + 1).step("close descriptors")?;
+            dorm_sys::confine::bound_capabilities(dorm_sys::confine::BOX_CAPABILITIES).step("drop capabilities")?;
+            if let Some(filter) = filter {
+                filter.install().step("install the system call filter")?;
+            }
+            Err(exec_guest()).step("execute the guest")
+        }
+        Job::Unpack { offset, length } => {
+            rootfs::enter_bare(mounts)?;
+            unpack::apply(*offset, *length)?;
+            std::process::exit(0)
+        }
+    }
+}
+
+fn exec_guest() -> io::Error {
+    use std::os::unix::process::CommandExt;
+    std::process::Command::new(dorm_proto::boot::GUEST_PATH)
+        .env_clear()
+        .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        .exec()
+}
+
+/// Everything of the host's that a box sees, as mounts attached nowhere yet: the home first, then for a
+/// guest its program and the devices of [`rootfs::DEVICES`].
+fn prepare_mounts(spec: &Spec, child: i32) -> io::Result<Vec<OwnedFd>> {
+    use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
+    let home = Detached::bind(&spec.home)?;
+    home.set(NODEV, NOSUID)?;
+    home.map_ids(namespace::open(child, "user")?.as_fd())?;
+    let mut mounts = vec![home];
+    if let Job::Guest { guest, .. } = &spec.job {
+        let guest = Detached::bind(guest)?;
+        guest.set(RDONLY | NOSUID | NODEV, NOEXEC)?;
+        mounts.push(guest);
+        for device in rootfs::DEVICES {
+            let device = Detached::bind(&Path::new("/dev").join(device))?;
+            device.set(NOSUID | NOEXEC, NODEV)?;
+            mounts.push(device);
+        }
+    }
+    Ok(mounts.into_iter().map(Detached::into_fd).collect())
+}
+
+fn send_mounts(to: BorrowedFd<'_>, mounts: &[OwnedFd]) -> io::Result<()> {
+    let fds: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::Error::other("too many mounts"));
+    }
+    rustix::net::sendmsg(to, &[IoSlice::new(b"mounts")], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn receive_mounts(from: BorrowedFd<'_>) -> io::Result<Vec<Detached>> {
+    let mut text = [0; 16];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got =
+        rustix::net::recvmsg(from, &mut [IoSliceMut::new(&mut text)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    if got.bytes == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the launcher gave up"));
+    }
+    let mut mounts = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            mounts.extend(fds.map(Detached::from_fd));
+        }
+    }
+    Ok(mounts)
+}

@@ -1,0 +1,182 @@
+//! What process 1 does to its own namespaces before it becomes the guest.
+//!
+//! All of it runs without any privilege on the host: root here is an ordinary user outside. Paths are looked up only
+//! after the pivot, so that whatever the box left in its home leads no further than the home.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use dorm_sys::mount::Detached;
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use rustix::process::{Resource, Rlimit};
+use rustix::thread::{Gid, Uid};
+
+use super::{Failure, Step};
+
+/// Devices of the host that every box has, under /dev.
+pub(super) const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+/// Hidden, as container runtimes hide them: they tell of the host, or act on it.
+const MASKED: [&str; 12] = [
+    "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug",
+    "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
+];
+
+/// Readable only.
+const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Raised by the launcher, which may: a box may lower them and raise them up to these again.
+pub(super) fn raise_limits() -> io::Result<()> {
+    let set = |resource, soft, hard| {
+        rustix::process::setrlimit(resource, Rlimit { current: Some(soft), maximum: Some(hard) })
+    };
+    set(Resource::Nofile, 65_536, 1_048_576)?;
+    set(Resource::Core, 0, 0)?;
+    // When the whole host is out of memory, a box goes before the daemon does.
+    fs::write("/proc/self/oom_score_adj", "300")
+}
+
+/// Gives the launcher a mount namespace of its own and leaves it in a directory that process 1, which has no
+/// rights on the host's directories, can reach as its working directory.
+pub(super) fn private_staging() -> io::Result<()> {
+    dorm_sys::namespace::unshare_mounts()?;
+    rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
+    rustix::mount::mount("tmpfs", "/tmp", "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=755,size=64k")?;
+    fs::create_dir("/tmp/root")?;
+    std::env::set_current_dir("/tmp")
+}
+
+pub(super) fn become_root() -> io::Result<()> {
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
+    rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    Ok(())
+}
+
+/// Makes the home the root filesystem, with everything mounted that a guest needs.
+pub(super) fn enter(mounts: Vec<Detached>, hostname: &str, boot_id: &str, tmpfs_bytes: u64) -> Result<(), Failure> {
+    rustix::process::setsid().step("make a session")?;
+    rustix::system::sethostname(hostname.as_bytes()).step("set the host name")?;
+    let mut mounts = mounts.into_iter();
+    let host = pivot(mounts.next())?;
+
+    let plain = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("proc", "/proc", plain, "")?;
+    // A host that is itself a container may hide parts of its /sys; then a box has none.
+    if mount("sysfs", "/sys", plain | MountFlags::RDONLY, "").is_err() {
+        mount("tmpfs", "/sys", plain | MountFlags::RDONLY, "size=4k,mode=555")?;
+    }
+    mount("tmpfs", "/run", MountFlags::NOSUID | MountFlags::NODEV, &format!("mode=755,size={}", tmpfs_bytes / 2))?;
+    mount("tmpfs", "/dev", MountFlags::NOSUID | MountFlags::NOEXEC, "mode=755,size=1m")?;
+    mount("devpts", "/dev/pts", MountFlags::NOSUID | MountFlags::NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5")?;
+    mount("tmpfs", "/dev/shm", plain, &format!("mode=1777,size={tmpfs_bytes}"))?;
+    leave(host)?;
+
+    make_dir("/run/dorm").step("make /run/dorm")?;
+    attach(mounts.next(), dorm_proto::boot::GUEST_PATH)?;
+    for device in DEVICES {
+        attach(mounts.next(), &format!("/dev/{device}"))?;
+    }
+    for (link, target) in [
+        ("/dev/ptmx", "pts/ptmx"),
+        ("/dev/fd", "/proc/self/fd"),
+        ("/dev/stdin", "/proc/self/fd/0"),
+        ("/dev/stdout", "/proc/self/fd/1"),
+        ("/dev/stderr", "/proc/self/fd/2"),
+    ] {
+        symlink(target, link).step(&format!("make {link}"))?;
+    }
+    make_dir("/tmp").step("make /tmp")?;
+    let _ = fs::set_permissions("/tmp", fs::Permissions::from_mode(0o1777));
+    hide(boot_id)
+}
+
+/// Makes the home the root filesystem and nothing more: for work on its files.
+pub(super) fn enter_bare(mounts: Vec<Detached>) -> Result<(), Failure> {
+    let host = pivot(mounts.into_iter().next())?;
+    leave(host)
+}
+
+/// Standard input, output and error of the guest are the box's own /dev/null.
+pub(super) fn detach_stdio() -> io::Result<()> {
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(())
+}
+
+/// Attaches the home to the staging directory and pivots into it. The host's root stays mounted below until
+/// [`leave`], since the kernel lets a user namespace mount /proc only while it sees one.
+fn pivot(home: Option<Detached>) -> Result<rustix::fd::OwnedFd, Failure> {
+    let missing = || io::Error::from(io::ErrorKind::NotFound);
+    rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
+        .step("make all mounts private")?;
+    home.ok_or_else(missing).and_then(|home| home.attach("root")).step("attach the home")?;
+    let host = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .step("open the host's root")?;
+    std::env::set_current_dir("root").step("enter the home")?;
+    rustix::process::pivot_root(".", ".").step("pivot into the home")?;
+    // Working directory and root are named anew, since the stacked old root would shadow them.
+    std::env::set_current_dir("/").step("enter the new root")?;
+    Ok(host)
+}
+
+fn leave(host: rustix::fd::OwnedFd) -> Result<(), Failure> {
+    rustix::process::fchdir(&host).step("turn to the host's root")?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH).step("leave the host's root")?;
+    std::env::set_current_dir("/").step("enter the new root")
+}
+
+fn mount(kind: &str, at: &str, flags: MountFlags, options: &str) -> Result<(), Failure> {
+    let options = std::ffi::CString::new(options).map_err(io::Error::from).step("mount")?;
+    make_dir(at).step(&format!("make {at}"))?;
+    rustix::mount::mount(kind, at, kind, flags, Some(options.as_c_str())).step(&format!("mount {at}"))
+}
+
+fn attach(mount: Option<Detached>, at: &str) -> Result<(), Failure> {
+    let file = fs::OpenOptions::new().create(true).append(true).mode(0o644).open(at);
+    file.step(&format!("make {at}"))?;
+    let missing = || io::Error::from(io::ErrorKind::NotFound);
+    mount.ok_or_else(missing).and_then(|mount| mount.attach(at)).step(&format!("attach {at}"))
+}
+
+fn make_dir(at: &str) -> io::Result<()> {
+    fs::DirBuilder::new().mode(0o755).recursive(true).create(at)
+}
+
+fn hide(boot_id: &str) -> Result<(), Failure> {
+    const EMPTY: &str = "/run/dorm/empty";
+    fs::DirBuilder::new().mode(0o555).create(EMPTY).step("make an empty directory")?;
+    for path in MASKED {
+        let Ok(found) = fs::symlink_metadata(path) else { continue };
+        let cover = if found.is_dir() { EMPTY } else { "/dev/null" };
+        bind_read_only(Path::new(cover), path)?;
+    }
+    for path in READ_ONLY {
+        if Path::new(path).exists() {
+            bind_read_only(Path::new(path), path)?;
+        }
+    }
+    let own = "/run/dorm/boot_id";
+    fs::write(own, format!("{boot_id}\n")).step("write the boot id")?;
+    fs::set_permissions(own, fs::Permissions::from_mode(0o444)).step("write the boot id")?;
+    bind_read_only(Path::new(own), BOOT_ID)
+}
+
+fn bind_read_only(source: &Path, at: &str) -> Result<(), Failure> {
+    use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
+    // A cover of the device /dev/null must stay one.
+    let nodev = if source == Path::new("/dev/null") { 0 } else { NODEV };
+    let covered = Detached::bind(source).and_then(|cover| {
+        cover.set(RDONLY | NOSUID | NOEXEC | nodev, 0)?;
+        cover.attach(at)
+    });
+    covered.step(&format!("cover {at}"))
+}

@@ -1,0 +1,58 @@
+//! Unpacking a layer into a home, by a process that has nothing but that home.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+use super::{Failure, Job, Report, Spec, Step, report};
+use crate::home::unpack::apply_layer;
+use crate::packet::PacketSocket;
+use crate::{EngineError, Layer, LogSink, Result};
+
+/// The confined process: applies the layer that the launcher was given as standard output.
+pub(super) fn apply(offset: u64, length: u64) -> Result<(), Failure> {
+    let layer = rustix::io::dup(rustix::stdio::stdout()).step("take the layer")?;
+    let mut layer = File::from(layer);
+    layer.seek(SeekFrom::Start(offset)).step("find the layer")?;
+    let applied = apply_layer(layer.take(length)).map_err(std::io::Error::other).step("apply the layer")?;
+    report(&Report::Unpacked { entries: applied.entries, warnings: applied.warnings() });
+    Ok(())
+}
+
+/// The daemon's side: starts such a process and waits for its end.
+pub(crate) async fn unpack(launcher: &Path, home: &Path, uid_base: u32, layer: Layer, log: LogSink) -> Result<()> {
+    let failed = || EngineError::io("cannot unpack the layer");
+    let spec = Spec {
+        home: home.to_owned(),
+        uid_base,
+        job: Job::Unpack { offset: layer.offset, length: layer.length },
+    };
+    let (socket, theirs) = PacketSocket::pair().map_err(failed())?;
+    let mut child = super::spawn(launcher, theirs, layer.file.into()).map_err(failed())?;
+    socket.send(&serde_json::to_vec(&spec).map_err(|e| failed()(e.into()))?).await.map_err(failed())?;
+
+    let mut process = None;
+    let outcome = loop {
+        let Ok(packet) = socket.receive().await else {
+            break Err("the unpacking process ended without a word".to_owned());
+        };
+        match serde_json::from_slice(&packet) {
+            Ok(Report::Pid(pid)) => process = dorm_sys::process::Process::open(pid).ok(),
+            Ok(Report::Unpacked { entries, warnings }) => break Ok((entries, warnings)),
+            Ok(Report::Failed(reason)) => break Err(reason),
+            Err(error) => break Err(error.to_string()),
+        }
+    };
+    // Process 1 is a child of this process, not of the launcher.
+    if let Some(process) = process {
+        let _ = process.signal(rustix::process::Signal::KILL);
+        crate::container::ended(&process).await;
+    }
+    let _ = child.wait().await;
+    let (entries, warnings) = outcome.map_err(|reason| failed()(std::io::Error::other(reason)))?;
+    for warning in warnings {
+        let _ = log.send(format!("warning: {warning}"));
+    }
+    let _ = log.send(format!("{entries} entries"));
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! Work inside the network namespaces of boxes.
+//!
+//! A thread of its own enters a namespace, makes a socket there and returns. A socket stays in the
+//! namespace it was made in, so everything else happens on it from anywhere.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use rtnetlink::packet_route::neighbour::NeighbourState;
+use rtnetlink::packet_route::route::RouteScope;
+use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::{GATEWAY, GATEWAY_MAC, index_of};
+use crate::{EngineError, Result};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The thread that enters namespaces.
+#[derive(Debug, Clone)]
+pub struct Inside {
+    jobs: mpsc::Sender<(Arc<OwnedFd>, Job)>,
+}
+
+impl Inside {
+    pub(super) fn start() -> Result<Self> {
+        let failed = || EngineError::io("cannot start the thread that enters boxes");
+        let host = dorm_sys::namespace::open(std::process::id() as i32, "net").map_err(failed())?;
+        let (jobs, queue) = mpsc::channel::<(Arc<OwnedFd>, Job)>();
+        let work = move || {
+            for (netns, job) in queue {
+                if dorm_sys::namespace::enter_network(netns.as_fd()).is_ok() {
+                    job();
+                }
+                // Staying would keep the box's namespace alive after its end.
+                dorm_sys::namespace::enter_network(host.as_fd()).expect("the host's own namespace can be entered");
+            }
+        };
+        std::thread::Builder::new().name("inside".to_owned()).spawn(work).map_err(failed())?;
+        Ok(Self { jobs })
+    }
+
+    /// Runs `work` on a thread that is in `netns`.
+    async fn run<T: Send + 'static>(
+        &self,
+        netns: Arc<OwnedFd>,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let (done, result) = tokio::sync::oneshot::channel();
+        let runtime = tokio::runtime::Handle::current();
+        let job: Job = Box::new(move || {
+            let _runtime = runtime.enter();
+            let _ = done.send(work());
+        });
+        self.jobs.send((netns, job)).map_err(|_| io::ErrorKind::BrokenPipe)?;
+        result.await.map_err(|_| io::Error::other("the box's network namespace cannot be entered"))?
+    }
+
+    /// Connects to an abstract unix socket in `netns`.
+    pub async fn connect(&self, netns: Arc<OwnedFd>, name: &'static str) -> io::Result<UnixStream> {
+        self.run(netns, move || {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            let address = rustix::net::SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+            rustix::net::connect(&socket, &address)?;
+            Ok(UnixStream::from(socket))
+        })
+        .await
+    }
+
+    /// Brings up `lo` and `eth0` in `netns`, with all traffic going to the gateway.
+    pub(super) async fn configure(&self, netns: Arc<OwnedFd>, address: Ipv4Addr) -> Result<()> {
+        let failed = || EngineError::io("cannot configure the box's network");
+        let (connection, handle, _) = self.run(netns, rtnetlink::new_connection).await.map_err(failed())?;
+        let connection = tokio::spawn(connection);
+        let configured = configure(&handle, address).await;
+        connection.abort();
+        configured.map_err(|e| failed()(io::Error::other(e)))
+    }
+}
+
+async fn configure(handle: &Handle, address: Ipv4Addr) -> Result<(), rtnetlink::Error> {
+    let up = |name: &str| LinkUnspec::new_with_name(name).up().build();
+    handle.link().set(up("lo")).execute().await?;
+    handle.link().set(up("eth0")).execute().await?;
+    let index = index_of(handle, "eth0").await?;
+    handle.address().add(index, IpAddr::V4(address), 32).execute().await?;
+    handle
+        .neighbours()
+        .add(index, IpAddr::V4(GATEWAY))
+        .link_layer_address(&GATEWAY_MAC)
+        .state(NeighbourState::Permanent)
+        .replace()
+        .execute()
+        .await?;
+    let to_gateway = RouteMessageBuilder::<Ipv4Addr>::new()
+        .destination_prefix(GATEWAY, 32)
+        .output_interface(index)
+        .scope(RouteScope::Link)
+        .build();
+    handle.route().add(to_gateway).execute().await?;
+    let default = RouteMessageBuilder::<Ipv4Addr>::new().gateway(GATEWAY).output_interface(index).build();
+    handle.route().add(default).execute().await
+}

@@ -1,0 +1,223 @@
+//! The network of boxes: an interface pair for each, one firewall table for all.
+//!
+//! A box has a /32 address and reaches everything through a gateway that is only a neighbour entry: no address of the
+//! host is involved, and boxes share no link. What a box may reach is decided in [`firewall`].
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use rtnetlink::packet_route::link::{InfoData, InfoVeth};
+use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
+
+use crate::{EngineError, Id, Result};
+
+mod firewall;
+mod inside;
+mod resolver;
+
+pub use inside::Inside;
+
+/// The resolvers that boxes use if none are configured.
+pub fn host_resolvers() -> Vec<Ipv4Addr> {
+    resolver::resolvers(&[])
+}
+
+/// The gateway of every box: a link-local address that exists only as their neighbour.
+pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+/// Hardware address of the host's end of every pair.
+const GATEWAY_MAC: [u8; 6] = [0xee, 0xee, 0xee, 0xee, 0xee, 0xee];
+
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Addresses of boxes.
+    pub range: Range,
+    /// Resolvers that DNS queries of boxes are sent to; empty for the host's own.
+    pub nameservers: Vec<IpAddr>,
+}
+
+/// A block of IPv4 addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    pub base: Ipv4Addr,
+    pub prefix: u8,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("a range of addresses is written like 10.213.0.0/16, with a prefix of 8 to 29 bits and no bits set after it")]
+pub struct InvalidRange;
+
+impl std::str::FromStr for Range {
+    type Err = InvalidRange;
+
+    fn from_str(text: &str) -> Result<Self, InvalidRange> {
+        let (base, prefix) = text.split_once('/').ok_or(InvalidRange)?;
+        let base: Ipv4Addr = base.parse().map_err(|_| InvalidRange)?;
+        let prefix: u8 = prefix.parse().map_err(|_| InvalidRange)?;
+        let range = Self { base, prefix };
+        let fits = (8..=29).contains(&prefix) && base.to_bits() & (range.size() - 1) == 0;
+        if fits { Ok(range) } else { Err(InvalidRange) }
+    }
+}
+
+impl std::fmt::Display for Range {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.base, self.prefix)
+    }
+}
+
+impl Range {
+    fn size(&self) -> u32 {
+        1 << (32 - u32::from(self.prefix))
+    }
+
+    /// How many boxes have room: the first and last address are left free.
+    pub fn slots(&self) -> u32 {
+        self.size() - 2
+    }
+
+    /// The address of the box in `slot`.
+    pub fn address(&self, slot: u32) -> Option<Ipv4Addr> {
+        (slot < self.slots()).then(|| Ipv4Addr::from_bits(self.base.to_bits() + 1 + slot))
+    }
+}
+
+/// The networks of one daemon's boxes.
+#[derive(Debug)]
+pub struct Network {
+    range: Range,
+    /// Tells this daemon's interfaces and tables from another's on the same host.
+    instance: String,
+    host: Handle,
+    inside: Inside,
+    mtu: Option<u32>,
+}
+
+impl Network {
+    /// Loads the firewall. Must be called within a tokio runtime.
+    pub async fn open(config: &Config, instance: &str) -> Result<Self> {
+        let failed = || EngineError::io("cannot set up the network of boxes");
+        let (connection, host, _) = rtnetlink::new_connection().map_err(failed())?;
+        tokio::spawn(connection);
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
+            .map_err(EngineError::io("cannot turn on IPv4 forwarding"))?;
+        let resolvers = resolver::resolvers(&config.nameservers);
+        if resolvers.is_empty() {
+            tracing::warn!("no resolver is known that boxes could use; set network.nameservers");
+        }
+        firewall::load(instance, &config.range, &resolvers).await?;
+        let mtu = outward_mtu(&host).await;
+        Ok(Self { range: config.range, instance: instance.to_owned(), host, inside: Inside::start()?, mtu })
+    }
+
+    pub async fn close(&self) {
+        firewall::unload(&self.instance).await;
+    }
+
+    pub fn inside(&self) -> &Inside {
+        &self.inside
+    }
+
+    pub fn address(&self, slot: u32) -> Result<Ipv4Addr> {
+        let none = || EngineError::io("no address is left")(io::Error::other(format!("slot {slot} of {}", self.range)));
+        self.range.address(slot).ok_or_else(none)
+    }
+
+    fn interface(&self, id: &Id) -> String {
+        format!("{}{}", firewall::interface_prefix(&self.instance), &id.as_str()[..10])
+    }
+
+    /// Gives the namespace `netns` of box `id` its interface, address and routes.
+    pub async fn attach(&self, id: &Id, slot: u32, netns: &Arc<OwnedFd>) -> Result<()> {
+        let failed = |doing: &'static str| move |e| EngineError::io(doing)(io::Error::other(e));
+        let address = self.address(slot)?;
+        let name = self.interface(id);
+        let peer = LinkMessageBuilder::<LinkUnspec>::new().name("eth0".to_owned()).setns_by_fd(netns.as_raw_fd());
+        let mut pair = LinkMessageBuilder::<LinkVeth>::new(&name, "eth0")
+            .set_info_data(InfoData::Veth(InfoVeth::Peer(with_mtu(peer, self.mtu).build())))
+            .address(GATEWAY_MAC.to_vec())
+            .up();
+        pair = with_mtu(pair, self.mtu);
+        self.host.link().add(pair.build()).execute().await.map_err(failed("cannot make the interface pair"))?;
+
+        let host_side = async {
+            let index = index_of(&self.host, &name).await?;
+            let route = RouteMessageBuilder::<Ipv4Addr>::new()
+                .destination_prefix(address, 32)
+                .output_interface(index)
+                .scope(rtnetlink::packet_route::route::RouteScope::Link)
+                .build();
+            self.host.route().add(route).replace().execute().await
+        };
+        let box_side = self.inside.configure(Arc::clone(netns), address);
+        let (host_side, box_side) = tokio::join!(host_side, box_side);
+        host_side.map_err(failed("cannot route to the box"))?;
+        box_side
+    }
+
+    /// Removes the host's end of a box's interface, and with it the pair. Nothing there is no error.
+    pub async fn detach(&self, id: &Id) {
+        if let Ok(index) = index_of(&self.host, &self.interface(id)).await {
+            let _ = self.host.link().del(index).execute().await;
+        }
+    }
+}
+
+fn with_mtu<T>(builder: LinkMessageBuilder<T>, mtu: Option<u32>) -> LinkMessageBuilder<T> {
+    match mtu {
+        Some(mtu) => builder.mtu(mtu),
+        None => builder,
+    }
+}
+
+async fn index_of(handle: &Handle, name: &str) -> Result<u32, rtnetlink::Error> {
+    use futures_util::TryStreamExt;
+    let mut links = handle.link().get().match_name(name.to_owned()).execute();
+    links.try_next().await?.map(|link| link.header.index).ok_or(rtnetlink::Error::RequestFailed)
+}
+
+/// The packet size of the interface that the default route leads to.
+async fn outward_mtu(handle: &Handle) -> Option<u32> {
+    use futures_util::TryStreamExt;
+    use rtnetlink::packet_route::link::LinkAttribute;
+    use rtnetlink::packet_route::route::RouteAttribute;
+    let mut routes = handle.route().get(RouteMessageBuilder::<Ipv4Addr>::new().build()).execute();
+    let index = loop {
+        let route = routes.try_next().await.ok()??;
+        let out = route.attributes.iter().find_map(|a| match a {
+            RouteAttribute::Oif(index) => Some(*index),
+            _ => None,
+        });
+        if route.header.destination_prefix_length == 0 && out.is_some() {
+            break out?;
+        }
+    };
+    let link = handle.link().get().match_index(index).execute().try_next().await.ok()??;
+    link.attributes.iter().find_map(|a| match a {
+        LinkAttribute::Mtu(mtu) => Some(*mtu),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_gives_every_slot_an_address_of_its_own() {
+        let range: Range = "10.9.8.0/29".parse().unwrap();
+        let addresses: Vec<_> = (0..7).map(|slot| range.address(slot)).collect();
+        assert_eq!(range.slots(), 6);
+        assert_eq!(addresses[0], Some(Ipv4Addr::new(10, 9, 8, 1)));
+        assert_eq!(addresses[5], Some(Ipv4Addr::new(10, 9, 8, 6)));
+        assert_eq!(addresses[6], None);
+    }
+
+    #[test]
+    fn a_range_with_bits_after_its_prefix_is_refused() {
+        assert!("10.9.8.1/24".parse::<Range>().is_err());
+        assert!("10.9.8.0".parse::<Range>().is_err());
+        assert!("10.0.0.0/30".parse::<Range>().is_err());
+    }
+}
