@@ -14,8 +14,8 @@ use tokio::io::DuplexStream;
 use tokio::sync::watch;
 
 use crate::{
-    BoxExit, BoxRecord, BoxSpec, BoxStats, Debian, Engine, EngineError, GuestStream, HomeUsage, Homes, Id, Layer,
-    LogSink, Result, Space,
+    BoxExit, BoxRecord, BoxSpec, BoxStats, Debian, Engine, EngineError, GuestStream, HomeUsage, Homes, Id,
+    Layer, LogSink, Result, Space,
 };
 
 /// Answers a connection to a guest, as process 1 of a box would.
@@ -97,7 +97,9 @@ impl FakeEngine {
     pub fn kill(&self, id: &Id, reason: &str) {
         let world = self.world();
         let ended = &world.boxes.get(id).expect("a box to kill").ended;
-        ended.send_replace(Some(BoxExit { reason: reason.to_owned() }));
+        ended.send_replace(Some(BoxExit {
+            reason: reason.to_owned(),
+        }));
     }
 
     /// The host is switched off: no box is left, and nobody is told.
@@ -106,7 +108,10 @@ impl FakeEngine {
     }
 
     pub fn is_running(&self, id: &Id) -> bool {
-        self.world().boxes.get(id).is_some_and(|one| one.ended.borrow().is_none())
+        self.world()
+            .boxes
+            .get(id)
+            .is_some_and(|one| one.ended.borrow().is_none())
     }
 
     /// Starts that were tried, failed ones included.
@@ -148,7 +153,10 @@ impl Engine for FakeEngine {
         while_held(&self.starts_held).await;
         let mut world = self.world();
         if let Some(reason) = world.fail_starts.pop() {
-            return Err(EngineError::Start { step: "started".to_owned(), source: reason.into() });
+            return Err(EngineError::Start {
+                step: "started".to_owned(),
+                source: reason.into(),
+            });
         }
         if world.boxes.contains_key(&spec.id) {
             return Err(EngineError::AlreadyRunning(spec.id.clone()));
@@ -161,7 +169,11 @@ impl Engine for FakeEngine {
             guest_hash: "fake".to_owned(),
             engine: "fake".to_owned(),
         };
-        let one = FakeBox { record: record.clone(), ended: watch::Sender::new(None), stopping: false };
+        let one = FakeBox {
+            record: record.clone(),
+            ended: watch::Sender::new(None),
+            stopping: false,
+        };
         world.boxes.insert(spec.id.clone(), one);
         Ok(record)
     }
@@ -189,7 +201,10 @@ impl Engine for FakeEngine {
         while_held(&self.stops_held).await;
         let mut world = self.world();
         if let Some(reason) = world.fail_stops.pop() {
-            return Err(EngineError::Io { doing: reason, source: io::Error::other("declared fault") });
+            return Err(EngineError::Io {
+                doing: reason,
+                source: io::Error::other("declared fault"),
+            });
         }
         world.boxes.remove(id);
         Ok(())
@@ -198,7 +213,10 @@ impl Engine for FakeEngine {
     async fn exited(&self, id: &Id) -> Result<BoxExit> {
         let mut ended = {
             let world = self.world();
-            let one = world.boxes.get(id).ok_or_else(|| EngineError::NotRunning(id.clone()))?;
+            let one = world
+                .boxes
+                .get(id)
+                .ok_or_else(|| EngineError::NotRunning(id.clone()))?;
             one.ended.subscribe()
         };
         let exit = ended.wait_for(Option::is_some).await.map(|exit| exit.clone());
@@ -227,7 +245,12 @@ impl Engine for FakeEngine {
         if !self.is_running(id) {
             return Err(EngineError::NotRunning(id.clone()));
         }
-        Ok(BoxStats { cpu_usec: 1_500_000, memory_bytes: 4 << 20, pids: 1, ..BoxStats::default() })
+        Ok(BoxStats {
+            cpu_usec: 1_500_000,
+            memory_bytes: 4 << 20,
+            pids: 1,
+            ..BoxStats::default()
+        })
     }
 
     async fn sweep(&self, id: &Id) -> Result<()> {
@@ -306,7 +329,10 @@ impl FakeHomes {
 }
 
 fn declared(reason: String) -> EngineError {
-    EngineError::Io { doing: reason, source: io::Error::other("declared fault") }
+    EngineError::Io {
+        doing: reason,
+        source: io::Error::other("declared fault"),
+    }
 }
 
 #[async_trait]
@@ -331,7 +357,12 @@ impl Homes for FakeHomes {
     }
 
     async fn usage(&self, id: &Id) -> Result<HomeUsage> {
-        let limit = self.pool().homes.get(id).copied().ok_or_else(|| EngineError::NoHome(id.clone()))?;
+        let limit = self
+            .pool()
+            .homes
+            .get(id)
+            .copied()
+            .ok_or_else(|| EngineError::NoHome(id.clone()))?;
         Ok(HomeUsage { used: 4096, limit })
     }
 
@@ -373,7 +404,9 @@ impl Homes for FakeHomes {
 
     async fn seal(&self, id: &Id) -> Result<()> {
         let mut pool = self.pool();
-        pool.homes.remove(id).ok_or_else(|| EngineError::NoHome(id.clone()))?;
+        pool.homes
+            .remove(id)
+            .ok_or_else(|| EngineError::NoHome(id.clone()))?;
         pool.templates.insert(id.clone());
         Ok(())
     }
@@ -398,6 +431,9 @@ impl Homes for FakeHomes {
 
     async fn space(&self) -> Result<Space> {
         let full = self.pool().full;
-        Ok(Space { total: 1 << 40, free: if full { 0 } else { 1 << 39 } })
+        Ok(Space {
+            total: 1 << 40,
+            free: if full { 0 } else { 1 << 39 },
+        })
     }
 }

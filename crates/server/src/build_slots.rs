@@ -26,19 +26,37 @@ pub struct BuildSlot {
 impl BuildSlots {
     pub fn new(slots: Slots) -> Arc<Self> {
         let free = Arc::new(Semaphore::new(BUILD_SLOTS as usize));
-        Arc::new(Self { slots, taken: Mutex::default(), free })
+        Arc::new(Self {
+            slots,
+            taken: Mutex::default(),
+            free,
+        })
     }
 
     /// Waits until a slot is free.
     pub async fn take(self: &Arc<Self>) -> BuildSlot {
-        let permit = self.free.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let permit = self
+            .free
+            .clone()
+            .acquire_owned()
+            .await
+            .expect("the semaphore is never closed");
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = taken.iter().position(|taken| !taken).expect("a permit stands for a free slot");
+        let index = taken
+            .iter()
+            .position(|taken| !taken)
+            .expect("a permit stands for a free slot");
         taken[index] = true;
         drop(taken);
         let slot = self.slots.max + u32::try_from(index).expect("there are few build slots");
         let uid_base = self.slots.uid_base(slot);
-        BuildSlot { slot, uid_base, index, owner: self.clone(), _permit: permit }
+        BuildSlot {
+            slot,
+            uid_base,
+            index,
+            owner: self.clone(),
+            _permit: permit,
+        }
     }
 }
 

@@ -47,17 +47,26 @@ pub const BUILD_SLOTS: u32 = 8;
 
 impl Config {
     pub fn slots(&self) -> Slots {
-        Slots { max: self.max_slots, first_uid: self.first_uid }
+        Slots {
+            max: self.max_slots,
+            first_uid: self.first_uid,
+        }
     }
 
     pub fn check(&self) -> Result<(), ConfigError> {
         let last = u64::from(self.max_slots) + u64::from(BUILD_SLOTS);
         let last_uid = u64::from(self.first_uid) + last * u64::from(Slots::UIDS);
         if last_uid > u64::from(u32::MAX) {
-            return Err(ConfigError::TooFewUids { slots: self.max_slots, first_uid: self.first_uid });
+            return Err(ConfigError::TooFewUids {
+                slots: self.max_slots,
+                first_uid: self.first_uid,
+            });
         }
         if self.network_range.size() < last {
-            return Err(ConfigError::TooFewAddresses { slots: self.max_slots, range: self.network_range });
+            return Err(ConfigError::TooFewAddresses {
+                slots: self.max_slots,
+                range: self.network_range,
+            });
         }
         Ok(())
     }

@@ -1,3 +1,11 @@
 //! Keeps the records, decides over every agent's lifecycle, and answers HTTP.
 
 pub mod api;
+pub mod build_slots;
+pub mod config;
+pub mod faults;
+pub mod keys;
+pub mod lifecycle;
+pub mod metrics;
+pub mod records;
+pub mod store;

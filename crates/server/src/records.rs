@@ -46,8 +46,14 @@ pub enum State {
 }
 
 impl State {
-    pub const ALL: [State; 6] =
-        [Self::Stopped, Self::Starting, Self::Running, Self::Stopping, Self::Failed, Self::Deleting];
+    pub const ALL: [State; 6] = [
+        Self::Stopped,
+        Self::Starting,
+        Self::Running,
+        Self::Stopping,
+        Self::Failed,
+        Self::Deleting,
+    ];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -79,7 +85,10 @@ impl FromStr for State {
 
     fn from_str(s: &str) -> Result<Self, UnknownWord> {
         let known = Self::ALL.into_iter().find(|state| state.as_str() == s);
-        known.ok_or_else(|| UnknownWord { what: "state", found: s.to_owned() })
+        known.ok_or_else(|| UnknownWord {
+            what: "state",
+            found: s.to_owned(),
+        })
     }
 }
 
@@ -107,7 +116,10 @@ impl FromStr for Lifetime {
         match s {
             "persistent" => Ok(Self::Persistent),
             "ephemeral" => Ok(Self::Ephemeral),
-            _ => Err(UnknownWord { what: "lifetime", found: s.to_owned() }),
+            _ => Err(UnknownWord {
+                what: "lifetime",
+                found: s.to_owned(),
+            }),
         }
     }
 }
@@ -122,7 +134,11 @@ pub struct Status {
 
 impl Status {
     pub fn now(state: State, reason: impl Into<String>) -> Self {
-        Self { state, reason: reason.into(), since: now() }
+        Self {
+            state,
+            reason: reason.into(),
+            since: now(),
+        }
     }
 }
 
@@ -144,8 +160,9 @@ pub struct TemplateDefaults {
     pub start: Option<String>,
 }
 
+/// What does not change while an agent lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AgentRecord {
+pub struct Profile {
     pub id: Id,
     pub workspace: Workspace,
     pub name: String,
@@ -157,12 +174,17 @@ pub struct AgentRecord {
     /// Decides address and host uids; unique among all agents.
     pub slot: u32,
     pub uid_base: u32,
-    pub status: Status,
     pub created: i64,
-    /// What the engine needs to adopt the box, while there is one.
-    pub box_record: Option<BoxRecord>,
     /// What of the stored row could not be read. Such an agent cannot be started, only deleted.
     pub damage: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentRecord {
+    pub profile: Profile,
+    pub status: Status,
+    /// What the engine needs to adopt the box, while there is one.
+    pub box_record: Option<BoxRecord>,
 }
 
 /// An agent before the store gave it a slot.

@@ -25,9 +25,17 @@ pub enum StoreError {
     #[error("all {max} slots for agents are taken")]
     NoSlot { max: u32 },
     #[error("the record of {kind} {name:?} cannot be read: {why}")]
-    Damaged { kind: &'static str, name: String, why: String },
+    Damaged {
+        kind: &'static str,
+        name: String,
+        why: String,
+    },
     #[error("the database failed while it {doing}")]
-    Database { doing: &'static str, #[source] source: sqlx::Error },
+    Database {
+        doing: &'static str,
+        #[source]
+        source: sqlx::Error,
+    },
     #[error("the database could not be brought to this version's form")]
     Migrate(#[source] sqlx::migrate::MigrateError),
 }
@@ -58,7 +66,8 @@ pub trait Store: Send + Sync + 'static {
     /// Adds a template. One of the same name is replaced; its id is returned, for its files to be removed.
     async fn insert_template(&self, template: &TemplateRecord) -> Result<Option<Id>>;
     /// A name is looked for before an id.
-    async fn template_by_name_or_id(&self, workspace: &Workspace, name_or_id: &str) -> Result<TemplateRecord>;
+    async fn template_by_name_or_id(&self, workspace: &Workspace, name_or_id: &str)
+    -> Result<TemplateRecord>;
     /// By name.
     async fn list_templates(&self, workspace: &Workspace) -> Result<Vec<TemplateRecord>>;
     /// Of all workspaces.

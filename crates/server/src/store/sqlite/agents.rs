@@ -4,14 +4,16 @@ use dorm_engine::Id;
 use sqlx::{Sqlite, Transaction};
 
 use super::{AllAgents, Result, SqliteStore, StoreError, database, rows, taken};
-use crate::records::{AgentRecord, BoxChange, Change, EventRecord, NewAgentRecord, Slots, State, Status};
+use crate::records::{
+    AgentRecord, BoxChange, Change, EventRecord, NewAgentRecord, Profile, Slots, State, Status,
+};
 
 impl SqliteStore {
     pub(super) async fn do_insert_agent(&self, new: &NewAgentRecord, slots: Slots) -> Result<AgentRecord> {
         const DOING: &str = "added an agent";
         let mut tx = self.writer.begin().await.map_err(database(DOING))?;
         let slot = lowest_free_slot(&mut tx, slots).await?;
-        let record = AgentRecord {
+        let profile = Profile {
             id: new.id.clone(),
             workspace: new.workspace.clone(),
             name: new.name.clone(),
@@ -22,35 +24,37 @@ impl SqliteStore {
             defaults: new.defaults.clone(),
             slot,
             uid_base: slots.uid_base(slot),
-            status: new.status.clone(),
             created: new.status.since,
-            box_record: None,
             damage: None,
         };
         sqlx::query(
             "INSERT INTO agents (id, workspace, name, template_id, template_name, lifetime, spec, defaults, \
              slot, uid_base, state, reason, since, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
-        .bind(record.id.as_str())
-        .bind(record.workspace.as_str())
-        .bind(&record.name)
-        .bind(record.template_id.as_str())
-        .bind(&record.template_name)
-        .bind(record.lifetime.as_str())
-        .bind(json(&record.spec))
-        .bind(json(&record.defaults))
-        .bind(record.slot)
-        .bind(record.uid_base)
-        .bind(record.status.state.as_str())
-        .bind(&record.status.reason)
-        .bind(record.status.since)
-        .bind(record.created)
+        .bind(profile.id.as_str())
+        .bind(profile.workspace.as_str())
+        .bind(&profile.name)
+        .bind(profile.template_id.as_str())
+        .bind(&profile.template_name)
+        .bind(profile.lifetime.as_str())
+        .bind(json(&profile.spec))
+        .bind(json(&profile.defaults))
+        .bind(profile.slot)
+        .bind(profile.uid_base)
+        .bind(new.status.state.as_str())
+        .bind(&new.status.reason)
+        .bind(new.status.since)
+        .bind(profile.created)
         .execute(&mut *tx)
         .await
         .map_err(taken(DOING, "an agent", &new.name))?;
         insert_event(&mut tx, &new.id, None, &new.status, None).await?;
         tx.commit().await.map_err(database(DOING))?;
-        Ok(record)
+        Ok(AgentRecord {
+            profile,
+            status: new.status.clone(),
+            box_record: None,
+        })
     }
 
     pub(super) async fn all_agents(&self) -> Result<AllAgents> {
@@ -91,7 +95,10 @@ impl SqliteStore {
         .await
         .map_err(database(DOING))?;
         if updated.rows_affected() == 0 {
-            return Err(StoreError::NotFound { kind: "agent", name: change.agent.to_string() });
+            return Err(StoreError::NotFound {
+                kind: "agent",
+                name: change.agent.to_string(),
+            });
         }
         insert_event(&mut tx, change.agent, Some(change.from), to, change.millis).await?;
         tx.commit().await.map_err(database(DOING))
@@ -136,7 +143,11 @@ async fn lowest_free_slot(tx: &mut Transaction<'_, Sqlite>, slots: Slots) -> Res
     .await
     .map_err(database("looked for a free slot"))?;
     let slot = u32::try_from(slot).unwrap_or(u32::MAX);
-    if slot < slots.max { Ok(slot) } else { Err(StoreError::NoSlot { max: slots.max }) }
+    if slot < slots.max {
+        Ok(slot)
+    } else {
+        Err(StoreError::NoSlot { max: slots.max })
+    }
 }
 
 async fn insert_event(

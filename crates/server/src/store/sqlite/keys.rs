@@ -50,7 +50,10 @@ impl SqliteStore {
             .await
             .map_err(database("deleted a key"))?;
         if deleted.rows_affected() == 0 {
-            return Err(StoreError::NotFound { kind: "key", name: id.to_string() });
+            return Err(StoreError::NotFound {
+                kind: "key",
+                name: id.to_string(),
+            });
         }
         Ok(())
     }

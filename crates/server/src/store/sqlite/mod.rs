@@ -20,6 +20,8 @@ mod agents;
 mod keys;
 mod rows;
 mod templates;
+#[cfg(test)]
+mod tests;
 
 const READERS: u32 = 2;
 
@@ -38,9 +40,18 @@ impl SqliteStore {
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
             .busy_timeout(Duration::from_secs(10));
-        let pool = SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
-        let writer = pool.connect_with(options.clone()).await.map_err(database("opened its file"))?;
-        sqlx::migrate!("./migrations/sqlite").run(&writer).await.map_err(StoreError::Migrate)?;
+        let pool = SqlitePoolOptions::new()
+            .max_connections(1)
+            .idle_timeout(None)
+            .max_lifetime(None);
+        let writer = pool
+            .connect_with(options.clone())
+            .await
+            .map_err(database("opened its file"))?;
+        sqlx::migrate!("./migrations/sqlite")
+            .run(&writer)
+            .await
+            .map_err(StoreError::Migrate)?;
         let readers = SqlitePoolOptions::new()
             .max_connections(READERS)
             .max_lifetime(None)
@@ -60,9 +71,10 @@ fn taken<'a>(
     name: &'a str,
 ) -> impl FnOnce(sqlx::Error) -> StoreError + 'a {
     move |source| match &source {
-        sqlx::Error::Database(error) if error.is_unique_violation() => {
-            StoreError::AlreadyExists { kind, name: name.to_owned() }
-        }
+        sqlx::Error::Database(error) if error.is_unique_violation() => StoreError::AlreadyExists {
+            kind,
+            name: name.to_owned(),
+        },
         _ => StoreError::Database { doing, source },
     }
 }
@@ -93,7 +105,11 @@ impl Store for SqliteStore {
         self.do_insert_template(template).await
     }
 
-    async fn template_by_name_or_id(&self, workspace: &Workspace, name_or_id: &str) -> Result<TemplateRecord> {
+    async fn template_by_name_or_id(
+        &self,
+        workspace: &Workspace,
+        name_or_id: &str,
+    ) -> Result<TemplateRecord> {
         self.find_template(workspace, name_or_id).await
     }
 

@@ -9,7 +9,8 @@ use sqlx::sqlite::SqliteRow;
 
 use super::{Result, StoreError};
 use crate::records::{
-    AgentRecord, AgentSpec, EventRecord, KeyRecord, Lifetime, State, Status, TemplateRecord, Workspace,
+    AgentRecord, AgentSpec, EventRecord, KeyRecord, Lifetime, Profile, State, Status, TemplateRecord,
+    Workspace,
 };
 
 /// Reads the columns of one row and collects what is wrong with them.
@@ -20,29 +21,41 @@ struct Columns<'r> {
 
 impl<'r> Columns<'r> {
     fn of(row: &'r SqliteRow) -> Self {
-        Self { row, damage: Vec::new() }
+        Self {
+            row,
+            damage: Vec::new(),
+        }
     }
 
     fn get<T>(&mut self, column: &'static str) -> Option<T>
     where
         T: sqlx::Decode<'r, sqlx::Sqlite> + sqlx::Type<sqlx::Sqlite>,
     {
-        self.row.try_get(column).map_err(|error| self.damage.push(error.to_string())).ok()
+        self.row
+            .try_get(column)
+            .map_err(|error| self.damage.push(error.to_string()))
+            .ok()
     }
 
     fn parse<T: FromStr<Err: ToString>>(&mut self, column: &'static str) -> Option<T> {
         let text: String = self.get(column)?;
-        text.parse().map_err(|error: T::Err| self.note(column, &error.to_string())).ok()
+        text.parse()
+            .map_err(|error: T::Err| self.note(column, &error.to_string()))
+            .ok()
     }
 
     fn json<T: DeserializeOwned>(&mut self, column: &'static str) -> Option<T> {
         let text: String = self.get(column)?;
-        serde_json::from_str(&text).map_err(|error| self.note(column, &error.to_string())).ok()
+        serde_json::from_str(&text)
+            .map_err(|error| self.note(column, &error.to_string()))
+            .ok()
     }
 
     fn unsigned<T: TryFrom<i64>>(&mut self, column: &'static str) -> Option<T> {
         let number: i64 = self.get(column)?;
-        T::try_from(number).map_err(|_| self.note(column, &format!("{number} is out of range"))).ok()
+        T::try_from(number)
+            .map_err(|_| self.note(column, &format!("{number} is out of range")))
+            .ok()
     }
 
     fn note(&mut self, column: &str, error: &str) {
@@ -62,47 +75,69 @@ pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
     };
     let workspace: Option<String> = columns.get("workspace");
     let template_id = columns.parse("template_id").unwrap_or_else(|| id.clone());
-    let nothing = Limits { cpu_millis: 0, memory: 0, pids: 0, disk: 0, io_bps: None };
+    let nothing = Limits {
+        cpu_millis: 0,
+        memory: 0,
+        pids: 0,
+        disk: 0,
+        io_bps: None,
+    };
     let reason: String = columns.get("reason").unwrap_or_default();
     let box_json: Option<String> = columns.get("box_record").flatten();
-    let mut record = AgentRecord {
+    let mut status = Status {
+        state: State::Failed,
+        reason,
+        since: columns.get("since").unwrap_or_default(),
+    };
+    let profile = Profile {
         workspace: workspace.map_or_else(Workspace::default, |id| Workspace::new(&id)),
         name: columns.get("name").unwrap_or_else(|| id.to_string()),
         template_id,
         template_name: columns.get("template_name").unwrap_or_default(),
         lifetime: columns.parse("lifetime").unwrap_or(Lifetime::Persistent),
-        spec: columns.json("spec").unwrap_or(AgentSpec { limits: nothing, env: Default::default() }),
+        spec: columns.json("spec").unwrap_or(AgentSpec {
+            limits: nothing,
+            env: Default::default(),
+        }),
         defaults: columns.json("defaults").unwrap_or_default(),
         slot: columns.unsigned("slot").unwrap_or(u32::MAX),
         uid_base: columns.unsigned("uid_base").unwrap_or(u32::MAX),
-        status: Status {
-            state: State::Failed,
-            reason,
-            since: columns.get("since").unwrap_or_default(),
-        },
         created: columns.get("created").unwrap_or_default(),
-        box_record: None,
-        damage: None,
+        damage: columns.damage(),
         id,
     };
-    // State and box are of the moment: if they cannot be read, the box is swept and the agent
-    // starts anew from its files. The rest is what it starts from.
-    let needed = columns.damage();
+    // State and box are of the moment: if they cannot be read, the agent starts anew from its
+    // files. The rest is what it starts from.
     let mut columns = Columns::of(row);
-    record.box_record = box_json.and_then(|json| {
-        serde_json::from_str(&json).map_err(|error| columns.note("box_record", &error.to_string())).ok()
+    let box_record = box_json.and_then(|json| {
+        serde_json::from_str(&json)
+            .map_err(|error| columns.note("box_record", &error.to_string()))
+            .ok()
     });
     if let Some(state) = columns.parse("state") {
-        record.status.state = state;
+        status.state = state;
     }
     let momentary = columns.damage();
-    if needed.is_some() || momentary.is_some() {
-        let why = needed.iter().chain(&momentary).cloned().collect::<Vec<_>>().join("; ");
-        record.status.state = State::Failed;
-        record.status.reason = format!("its record is damaged: {why}");
+    if profile.damage.is_some() || momentary.is_some() {
+        let why = profile
+            .damage
+            .iter()
+            .chain(&momentary)
+            .cloned()
+            .collect::<Vec<_>>()
+            .join("; ");
+        status.state = if status.state == State::Deleting {
+            State::Deleting
+        } else {
+            State::Failed
+        };
+        status.reason = format!("its record is damaged: {why}");
     }
-    record.damage = needed;
-    Ok(record)
+    Ok(AgentRecord {
+        profile,
+        status,
+        box_record,
+    })
 }
 
 pub(super) fn event(row: &SqliteRow) -> Result<EventRecord> {
@@ -156,11 +191,17 @@ pub(super) fn key(row: &SqliteRow) -> Result<KeyRecord> {
 
 fn damaged(kind: &'static str, row: &SqliteRow, columns: Columns<'_>) -> StoreError {
     let name = row.try_get("name").unwrap_or_default();
-    StoreError::Damaged { kind, name, why: columns.damage().unwrap_or_else(|| "wrong length".to_owned()) }
+    StoreError::Damaged {
+        kind,
+        name,
+        why: columns.damage().unwrap_or_else(|| "wrong length".to_owned()),
+    }
 }
 
 /// Those that can be read; the rest is only logged, so that one bad row does not hide the others.
 pub(super) fn readable<T>(rows: &[SqliteRow], read: impl Fn(&SqliteRow) -> Result<T>) -> Vec<T> {
     let logged = |error: &StoreError| tracing::error!(%error, "left out a damaged row");
-    rows.iter().filter_map(|row| read(row).inspect_err(logged).ok()).collect()
+    rows.iter()
+        .filter_map(|row| read(row).inspect_err(logged).ok())
+        .collect()
 }

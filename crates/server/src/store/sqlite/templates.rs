@@ -49,7 +49,10 @@ impl SqliteStore {
         .fetch_optional(&self.readers)
         .await
         .map_err(database("read a template"))?;
-        let missing = || StoreError::NotFound { kind: "template", name: name_or_id.to_owned() };
+        let missing = || StoreError::NotFound {
+            kind: "template",
+            name: name_or_id.to_owned(),
+        };
         rows::template(&row.ok_or_else(missing)?)
     }
 
@@ -78,7 +81,10 @@ impl SqliteStore {
             .await
             .map_err(database("deleted a template"))?;
         if deleted.rows_affected() == 0 {
-            return Err(StoreError::NotFound { kind: "template", name: id.to_string() });
+            return Err(StoreError::NotFound {
+                kind: "template",
+                name: id.to_string(),
+            });
         }
         Ok(())
     }

@@ -1,0 +1,138 @@
+//! Declared faults: the points of each transition at which a test can make the daemon fail or die.
+//!
+//! A point lies between two steps, where a crash leaves the most to put in order. In production nothing
+//! is armed, and a point is one comparison. `DORM_FAULT=start/box-up` ends the process there.
+
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Point {
+    CreateHomeMade,
+    CreateRecorded,
+    StartRecorded,
+    StartBoxUp,
+    StartFinished,
+    StopRecorded,
+    StopBoxGone,
+    StopFinished,
+    DeleteRecorded,
+    DeleteBoxGone,
+    DeleteHomeGone,
+    DeleteFinished,
+}
+
+impl Point {
+    pub const ALL: [Point; 12] = [
+        Self::CreateHomeMade,
+        Self::CreateRecorded,
+        Self::StartRecorded,
+        Self::StartBoxUp,
+        Self::StartFinished,
+        Self::StopRecorded,
+        Self::StopBoxGone,
+        Self::StopFinished,
+        Self::DeleteRecorded,
+        Self::DeleteBoxGone,
+        Self::DeleteHomeGone,
+        Self::DeleteFinished,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CreateHomeMade => "create/home-made",
+            Self::CreateRecorded => "create/recorded",
+            Self::StartRecorded => "start/recorded",
+            Self::StartBoxUp => "start/box-up",
+            Self::StartFinished => "start/finished",
+            Self::StopRecorded => "stop/recorded",
+            Self::StopBoxGone => "stop/box-gone",
+            Self::StopFinished => "stop/finished",
+            Self::DeleteRecorded => "delete/recorded",
+            Self::DeleteBoxGone => "delete/box-gone",
+            Self::DeleteHomeGone => "delete/home-gone",
+            Self::DeleteFinished => "delete/finished",
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("there is no fault point {0:?}; known: {known}", known = Point::ALL.map(Point::name).join(", "))]
+pub struct UnknownPoint(String);
+
+impl FromStr for Point {
+    type Err = UnknownPoint;
+
+    fn from_str(s: &str) -> Result<Self, UnknownPoint> {
+        Self::ALL
+            .into_iter()
+            .find(|point| point.name() == s)
+            .ok_or_else(|| UnknownPoint(s.to_owned()))
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the declared fault at {}", .0.name())]
+pub struct Injected(pub Point);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// End the process as `kill -9` would.
+    Abort,
+    /// Fail once.
+    Fail,
+    /// Panic once, as a bug would.
+    Panic,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct Faults(Option<Arc<Mutex<Vec<(Point, Action)>>>>);
+
+impl Faults {
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    /// Reads `DORM_FAULT`.
+    pub fn from_env() -> Result<Self, UnknownPoint> {
+        match std::env::var("DORM_FAULT") {
+            Ok(name) if !name.is_empty() => Ok(Self::armed([(name.parse()?, Action::Abort)])),
+            _ => Ok(Self::none()),
+        }
+    }
+
+    pub fn armed(faults: impl IntoIterator<Item = (Point, Action)>) -> Self {
+        Self(Some(Arc::new(Mutex::new(faults.into_iter().collect()))))
+    }
+
+    pub fn arm(&self, point: Point, action: Action) {
+        let faults = self.0.as_ref().expect("faults that were made with `armed`");
+        faults
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push((point, action));
+    }
+
+    #[inline]
+    pub fn reach(&self, point: Point) -> Result<(), Injected> {
+        match &self.0 {
+            None => Ok(()),
+            Some(faults) => strike(faults, point),
+        }
+    }
+}
+
+#[cold]
+fn strike(faults: &Mutex<Vec<(Point, Action)>>, point: Point) -> Result<(), Injected> {
+    let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(index) = faults.iter().position(|(at, _)| *at == point) else {
+        return Ok(());
+    };
+    let (_, action) = faults.swap_remove(index);
+    drop(faults);
+    match action {
+        Action::Abort => std::process::abort(),
+        Action::Fail => Err(Injected(point)),
+        Action::Panic => panic!("the declared panic at {}", point.name()),
+    }
+}

@@ -1,0 +1,220 @@
+//! An agent as the rest of the server holds it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dorm_engine::{BootConfig, BoxRecord, BoxSpec, Command};
+use dorm_proto::boot::PROTOCOL_VERSION;
+use tokio::sync::{Notify, oneshot, watch};
+
+use super::decide::Request;
+use super::registry::Context;
+use super::{Trouble, driver};
+use crate::records::{AgentRecord, Profile, State, Status};
+
+pub struct Agent {
+    pub profile: Profile,
+    pub(super) ctx: Arc<Context>,
+    published: watch::Sender<Published>,
+    pub(super) inbox: Mutex<Inbox>,
+    /// Rung when something comes into the inbox of an agent that is being driven.
+    pub(super) bell: Notify,
+    open: AtomicUsize,
+}
+
+/// What everyone may know of an agent at this moment.
+#[derive(Debug, Clone)]
+pub struct Published {
+    pub status: Status,
+    /// The box, from the moment it answers until nothing of it is left.
+    pub current_box: Option<Arc<BoxRecord>>,
+    /// Counts the boxes that this daemon saw of the agent.
+    pub generation: u64,
+    pub gone: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Inbox {
+    pub(super) asked: VecDeque<Asked>,
+    pub(super) driven: bool,
+}
+
+pub(super) type Answer = Result<(), Trouble>;
+
+pub(super) struct Asked {
+    pub(super) request: Request,
+    pub(super) reply: Option<oneshot::Sender<Answer>>,
+}
+
+impl Asked {
+    pub(super) fn answer(self, answer: Answer) {
+        if let Some(reply) = self.reply {
+            let _ = reply.send(answer);
+        }
+    }
+}
+
+impl Agent {
+    pub(super) fn new(ctx: Arc<Context>, record: AgentRecord) -> Arc<Self> {
+        let published = Published {
+            status: record.status,
+            current_box: None,
+            generation: 0,
+            gone: false,
+        };
+        Arc::new(Self {
+            profile: record.profile,
+            ctx,
+            published: watch::Sender::new(published),
+            inbox: Mutex::default(),
+            bell: Notify::new(),
+            open: AtomicUsize::new(0),
+        })
+    }
+
+    pub fn state(&self) -> State {
+        self.published.borrow().status.state
+    }
+
+    pub fn generation(&self) -> u64 {
+        self.published.borrow().generation
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.published.borrow().gone
+    }
+
+    pub fn published(&self) -> Published {
+        self.published.borrow().clone()
+    }
+
+    pub fn subscribe(&self) -> watch::Receiver<Published> {
+        self.published.subscribe()
+    }
+
+    pub async fn start(self: &Arc<Self>) -> Result<(), Trouble> {
+        self.ask(Request::Start).await
+    }
+
+    /// Returns at once if it runs. A failed agent is tried again.
+    pub async fn ensure_running(self: &Arc<Self>) -> Result<(), Trouble> {
+        if self.state() == State::Running {
+            return Ok(());
+        }
+        self.ask(Request::EnsureRunning).await
+    }
+
+    /// Returns when nothing of the box is left. An ephemeral agent is then gone.
+    pub async fn stop(self: &Arc<Self>, grace: Option<Duration>) -> Result<(), Trouble> {
+        self.ask(Request::Stop {
+            grace: grace.unwrap_or(self.ctx.stop_grace),
+        })
+        .await
+    }
+
+    pub async fn delete(self: &Arc<Self>) -> Result<(), Trouble> {
+        self.ask(Request::Delete).await
+    }
+
+    /// Counts a request that is open to the guest, until the guard is dropped.
+    pub fn open_request(self: &Arc<Self>) -> OpenRequest {
+        self.open.fetch_add(1, Ordering::AcqRel);
+        OpenRequest(self.clone())
+    }
+
+    pub fn open_requests(&self) -> usize {
+        self.open.load(Ordering::Acquire)
+    }
+
+    async fn ask(self: &Arc<Self>, request: Request) -> Result<(), Trouble> {
+        let (reply, answer) = oneshot::channel();
+        self.enqueue(Asked {
+            request,
+            reply: Some(reply),
+        });
+        answer.await.unwrap_or(Err(Trouble::ShuttingDown))
+    }
+
+    /// Puts a request where the driver finds it, and calls a driver if there is none.
+    pub(super) fn enqueue(self: &Arc<Self>, asked: Asked) {
+        if self.ctx.is_closed() {
+            return asked.answer(Err(Trouble::ShuttingDown));
+        }
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        inbox.asked.push_back(asked);
+        if inbox.driven {
+            self.bell.notify_one();
+        } else {
+            inbox.driven = true;
+            driver::spawn(self.clone());
+        }
+    }
+
+    pub(super) fn publish(&self, status: Status) {
+        self.published.send_modify(|published| published.status = status);
+    }
+
+    /// A box answers from now on.
+    pub(super) fn publish_box(&self, status: Status, record: BoxRecord) -> u64 {
+        let mut generation = 0;
+        self.published.send_modify(|published| {
+            published.generation += 1;
+            generation = published.generation;
+            published.status = status;
+            published.current_box = Some(Arc::new(record));
+        });
+        generation
+    }
+
+    pub(super) fn publish_no_box(&self) {
+        self.published
+            .send_if_modified(|published| published.current_box.take().is_some());
+    }
+
+    pub(super) fn publish_gone(&self) {
+        self.published.send_modify(|published| {
+            published.gone = true;
+            published.current_box = None;
+        });
+    }
+
+    /// What the engine is told about this agent's box.
+    pub(super) fn box_spec(&self) -> BoxSpec {
+        let profile = &self.profile;
+        let defaults = &profile.defaults;
+        let mut env = defaults.env.clone();
+        env.extend(profile.spec.env.clone());
+        let start_command = defaults.start.clone();
+        BoxSpec {
+            id: profile.id.clone(),
+            hostname: profile.name.clone(),
+            slot: profile.slot,
+            uid_base: profile.uid_base,
+            limits: profile.spec.limits.clone(),
+            boot: BootConfig {
+                protocol: PROTOCOL_VERSION,
+                agent_id: profile.id.to_string(),
+                hostname: profile.name.clone(),
+                env,
+                default_user: defaults.user.clone(),
+                default_workdir: defaults.workdir.clone(),
+                start_command: start_command.map(|command| Command {
+                    command,
+                    user: defaults.user.clone(),
+                }),
+                nameservers: self.ctx.nameservers.clone(),
+            },
+        }
+    }
+}
+
+/// While this lives, the agent has an open request.
+pub struct OpenRequest(Arc<Agent>);
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,26 @@
+//! `deleting`: box, home, record, in this order, so that the record remains until all else is gone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Agent, Trouble};
+use crate::faults::Point;
+
+pub(super) async fn delete(agent: &Arc<Agent>) -> Result<(), Trouble> {
+    let (ctx, id) = (&agent.ctx, &agent.profile.id);
+    ctx.faults.reach(Point::DeleteRecorded)?;
+    let gone = match agent.published().current_box {
+        Some(_) => ctx.engine.stop(id, Duration::ZERO).await,
+        None => ctx.engine.sweep(id).await,
+    };
+    gone.map_err(Trouble::engine("be deleted"))?;
+    agent.publish_no_box();
+    ctx.faults.reach(Point::DeleteBoxGone)?;
+    ctx.homes
+        .delete(id)
+        .await
+        .map_err(Trouble::engine("be deleted"))?;
+    ctx.faults.reach(Point::DeleteHomeGone)?;
+    ctx.store.delete_agent(id).await?;
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! The one task that changes an agent.
+//!
+//! ```text
+//!   ask ──▶ inbox ──▶ decide ──▶ answer at once          (done, refuse)
+//!                        ├─────▶ transition, then answer (begin, join)
+//!                        └─────▶ waiting ──▶ decide again once the transition has ended
+//! ```
+//!
+//! It lives from the first request to the last answer. A transition runs as a task of its own, so that
+//! requests are decided meanwhile and a bug in it ends the transition, not the driver.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::{Arc, PoisonError};
+
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::agent::{Answer, Asked};
+use super::decide::{Decision, Refusal, Request, Transition, decide, during};
+use super::{Agent, Trouble, transition};
+use crate::records::State;
+
+struct Driver {
+    agent: Arc<Agent>,
+    under_way: Option<UnderWay>,
+    waiting: VecDeque<Asked>,
+}
+
+struct UnderWay {
+    state: State,
+    task: JoinHandle<Answer>,
+    joined: Vec<oneshot::Sender<Answer>>,
+}
+
+/// Drives an agent whose inbox has something. The caller has marked it as driven.
+pub(super) fn spawn(agent: Arc<Agent>) {
+    let tasks = agent.ctx.tasks.clone();
+    tasks.spawn(
+        Driver {
+            agent,
+            under_way: None,
+            waiting: VecDeque::new(),
+        }
+        .run(),
+    );
+}
+
+/// Goes on with a transition whose beginning is recorded already, by whoever made the agent known.
+pub(super) fn resume(agent: &Arc<Agent>, transition: Transition) -> oneshot::Receiver<Answer> {
+    let (reply, answer) = oneshot::channel();
+    agent.inbox.lock().unwrap_or_else(PoisonError::into_inner).driven = true;
+    let mut driver = Driver {
+        agent: agent.clone(),
+        under_way: None,
+        waiting: VecDeque::new(),
+    };
+    let state = during(&transition);
+    let task = agent
+        .ctx
+        .tasks
+        .spawn(transition::resume(agent.clone(), transition));
+    driver.under_way = Some(UnderWay {
+        state,
+        task,
+        joined: vec![reply],
+    });
+    agent.ctx.tasks.spawn(driver.run());
+    answer
+}
+
+impl Driver {
+    async fn run(mut self) {
+        loop {
+            while let Some(asked) = self.next_asked() {
+                self.decide(asked);
+            }
+            if let Some(under_way) = &mut self.under_way {
+                tokio::select! {
+                    () = self.agent.bell.notified() => {}
+                    ended = &mut under_way.task => self.ended(ended).await,
+                }
+            } else if self.rest() {
+                return;
+            }
+        }
+    }
+
+    fn next_asked(&self) -> Option<Asked> {
+        self.agent
+            .inbox
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .asked
+            .pop_front()
+    }
+
+    /// Gives up the agent, unless something was asked in this very moment.
+    fn rest(&self) -> bool {
+        let mut inbox = self.agent.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        inbox.driven = !inbox.asked.is_empty();
+        if !inbox.driven {
+            inbox.asked.shrink_to_fit();
+        }
+        !inbox.driven
+    }
+
+    fn decide(&mut self, asked: Asked) {
+        if self.agent.is_gone() {
+            return asked.answer(Err(Trouble::NotFound(self.agent.profile.name.clone())));
+        }
+        if let Request::BoxExited { generation, .. } = asked.request
+            && generation != self.agent.generation()
+        {
+            return asked.answer(Ok(()));
+        }
+        let state = self
+            .under_way
+            .as_ref()
+            .map_or_else(|| self.agent.state(), |under_way| under_way.state);
+        match decide(state, self.agent.profile.lifetime, &asked.request) {
+            Decision::Done => asked.answer(Ok(())),
+            Decision::Refuse(refusal) => asked.answer(Err(refusal.into())),
+            Decision::Begin(transition) => self.begin(transition, asked.reply),
+            Decision::Join => match (&mut self.under_way, asked.reply) {
+                (Some(under_way), Some(reply)) => under_way.joined.push(reply),
+                (Some(_) | None, _) => {}
+            },
+            Decision::Wait => self.waiting.push_back(asked),
+            Decision::Overrule => {
+                self.refuse_all(Refusal::BeingDeleted);
+                self.waiting.push_back(asked);
+            }
+        }
+    }
+
+    fn begin(&mut self, transition: Transition, reply: Option<oneshot::Sender<Answer>>) {
+        let state = during(&transition);
+        let task = self
+            .agent
+            .ctx
+            .tasks
+            .spawn(transition::run(self.agent.clone(), transition));
+        self.under_way = Some(UnderWay {
+            state,
+            task,
+            joined: reply.into_iter().collect(),
+        });
+    }
+
+    fn refuse_all(&mut self, refusal: Refusal) {
+        let joined = self
+            .under_way
+            .as_mut()
+            .map(|under_way| mem::take(&mut under_way.joined));
+        for reply in joined.into_iter().flatten() {
+            let _ = reply.send(Err(refusal.into()));
+        }
+        for asked in mem::take(&mut self.waiting) {
+            asked.answer(Err(refusal.into()));
+        }
+    }
+
+    async fn ended(&mut self, ended: Result<Answer, tokio::task::JoinError>) {
+        let Some(under_way) = self.under_way.take() else {
+            return;
+        };
+        let answer = match ended {
+            Ok(answer) => answer,
+            Err(bug) => transition::broken(&self.agent, under_way.state, &bug).await,
+        };
+        for reply in under_way.joined {
+            let _ = reply.send(answer.clone());
+        }
+        for asked in mem::take(&mut self.waiting) {
+            self.decide(asked);
+        }
+    }
+}

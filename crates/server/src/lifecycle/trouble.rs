@@ -1,0 +1,75 @@
+//! What can go wrong with what is asked of an agent.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use dorm_engine::EngineError;
+
+use super::decide::Refusal;
+use crate::faults::Injected;
+use crate::store::StoreError;
+
+/// Cloned for everyone who waited for the same transition.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Trouble {
+    #[error("there is no agent {0:?}")]
+    NotFound(String),
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("the daemon is shutting down")]
+    ShuttingDown,
+    #[error("{0}")]
+    Damaged(String),
+    #[error("the agent could not {verb}")]
+    Engine {
+        verb: &'static str,
+        #[source]
+        source: Arc<EngineError>,
+    },
+    #[error("the record could not be kept")]
+    Store(#[source] Arc<StoreError>),
+    #[error("the agent could not {verb}: {reason}")]
+    Bug { verb: &'static str, reason: String },
+    #[error(transparent)]
+    Injected(Arc<Injected>),
+}
+
+impl Trouble {
+    pub(super) fn engine(verb: &'static str) -> impl FnOnce(EngineError) -> Self {
+        move |source| Self::Engine {
+            verb,
+            source: Arc::new(source),
+        }
+    }
+
+    /// With all its causes, for the record and for people.
+    pub fn in_full(&self) -> String {
+        in_full(self)
+    }
+}
+
+impl From<StoreError> for Trouble {
+    fn from(source: StoreError) -> Self {
+        Self::Store(Arc::new(source))
+    }
+}
+
+impl From<Injected> for Trouble {
+    fn from(source: Injected) -> Self {
+        Self::Injected(Arc::new(source))
+    }
+}
+
+/// An error and its causes in one line.
+pub(crate) fn in_full(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.ends_with(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = error.source();
+    }
+    text
+}

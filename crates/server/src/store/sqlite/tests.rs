@@ -1,0 +1,90 @@
+use sqlx::Executor as _;
+use tempfile::TempDir;
+
+use super::SqliteStore;
+use crate::records::{BoxChange, Change, State, Status};
+use crate::store::Store as _;
+use crate::store::conformance::{SLOTS, conformance, new_agent};
+
+async fn open() -> (SqliteStore, TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&dir.path().join("dorm.db")).await.unwrap();
+    (store, dir)
+}
+
+conformance!(open);
+
+#[tokio::test]
+async fn records_outlive_the_store_that_wrote_them() {
+    let (store, dir) = open().await;
+    let agent = store.insert_agent(&new_agent("one"), SLOTS).await.unwrap();
+    store.close().await;
+    let store = SqliteStore::open(&dir.path().join("dorm.db")).await.unwrap();
+    assert_eq!(store.agents().await.unwrap().readable, [agent]);
+}
+
+#[tokio::test]
+async fn a_damaged_row_is_named_and_hurts_no_other() {
+    let (store, _dir) = open().await;
+    for name in ["whole", "no-spec", "no-state", "no-box", "no-id"] {
+        store
+            .insert_agent(&new_agent(name), crate::records::Slots { max: 9, ..SLOTS })
+            .await
+            .unwrap();
+    }
+    for damage in [
+        "UPDATE agents SET spec = '{' WHERE name = 'no-spec'",
+        "UPDATE agents SET state = 'dreaming' WHERE name = 'no-state'",
+        "UPDATE agents SET state = 'running', box_record = 'x' WHERE name = 'no-box'",
+        "PRAGMA foreign_keys = off",
+        "UPDATE agents SET id = '../../etc' WHERE name = 'no-id'",
+    ] {
+        store.writer.execute(damage).await.unwrap();
+    }
+    let all = store.agents().await.unwrap();
+    assert_eq!(all.unreadable.len(), 1, "{:?}", all.unreadable);
+    let [whole, no_spec, no_state, no_box] = &all.readable[..] else {
+        panic!("{all:?}")
+    };
+    assert_eq!(whole.status.reason, "created");
+    assert!(
+        no_spec.profile.damage.as_ref().unwrap().starts_with("spec: "),
+        "{no_spec:?}"
+    );
+    for agent in [no_spec, no_state, no_box] {
+        assert_eq!(agent.status.state, State::Failed);
+        assert!(
+            agent.status.reason.starts_with("its record is damaged: "),
+            "{agent:?}"
+        );
+    }
+    // State and box are of the moment, and can be written anew.
+    assert_eq!((&no_state.profile.damage, &no_box.profile.damage), (&None, &None));
+    let status = Status::now(State::Stopped, "mended");
+    let id = &no_state.profile.id;
+    let change = Change {
+        agent: id,
+        from: State::Failed,
+        to: &status,
+        millis: None,
+        box_record: BoxChange::Clear,
+    };
+    store.change_state(&change).await.unwrap();
+    assert_eq!(store.agents().await.unwrap().readable[2].status, status);
+}
+
+#[tokio::test]
+async fn an_acknowledged_change_waits_for_the_disk() {
+    let (store, _dir) = open().await;
+    let pragma = |name: &'static str| sqlx::query_scalar::<_, String>(name).fetch_one(&store.writer);
+    assert_eq!(
+        pragma("SELECT journal_mode FROM pragma_journal_mode")
+            .await
+            .unwrap(),
+        "wal"
+    );
+    let full = pragma("SELECT CAST(synchronous AS TEXT) FROM pragma_synchronous")
+        .await
+        .unwrap();
+    assert_eq!(full, "2");
+}
