@@ -18,7 +18,7 @@ impl PacketSocket {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
-        Ok((Self(AsyncFd::register(ours)?), theirs))
+        Ok((Self(dorm_sys::readiness::register(ours)?), theirs))
     }
 
     pub(crate) async fn send(&self, packet: &[u8]) -> io::Result<()> {

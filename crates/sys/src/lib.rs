@@ -10,3 +10,4 @@ pub mod loopdev;
 pub mod mount;
 pub mod namespace;
 pub mod process;
+pub mod readiness;

@@ -13,7 +13,6 @@ use async_trait::async_trait;
 use dorm_sys::cgroup::{Group, Hierarchy};
 use dorm_sys::confine::SystemCallFilter;
 use dorm_sys::process::Process;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
 use crate::guest_binary::{self, GuestBinary};
@@ -106,7 +105,7 @@ fn instance(data: &std::path::Path) -> String {
 /// Waits for the end of a process, and reaps it if it is a child of ours.
 pub(crate) async fn ended(process: &Process) {
     let Ok(pidfd) = process.pidfd.as_fd().try_clone_to_owned() else { return };
-    if let Ok(pidfd) = AsyncFd::register(pidfd) {
+    if let Ok(pidfd) = dorm_sys::readiness::register(pidfd) {
         let _ = pidfd.readable().await;
     }
     process.reap();
