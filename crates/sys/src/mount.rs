@@ -41,10 +41,6 @@ impl Detached {
         Ok(rustix::mount::move_mount(self.0.as_fd(), c"", CWD, target.as_ref(), flags)?)
     }
 
-    pub fn into_fd(self) -> OwnedFd {
-        self.0
-    }
-
     /// Takes a mount that another process made and handed over.
     pub fn from_fd(fd: OwnedFd) -> Self {
         Self(fd)
@@ -72,4 +68,10 @@ fn set_attributes(mount: BorrowedFd<'_>, set: u64, clear: u64, userns: Option<Bo
         )
     };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+impl AsFd for Detached {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }

@@ -152,7 +152,9 @@ fn launch() -> Result<(), Failure> {
         }
         rootfs::raise_limits().step("set resource limits")?;
     }
-    rootfs::private_staging().step("make a place for the root filesystem")?;
+    dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;
+    let mounts = bind_mounts(&spec).step("prepare the mounts")?;
+    rootfs::stage().step("make a place for the root filesystem")?;
 
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -171,14 +173,27 @@ fn launch() -> Result<(), Failure> {
             drop(theirs);
             // From here on the daemon knows whom to reap.
             report(&Report::Pid(child));
-            for map in ["uid_map", "gid_map"] {
-                let line = format!("0 {} 65536", spec.uid_base);
-                std::fs::write(format!("/proc/{child}/{map}"), line).step(&format!("write {map}"))?;
+            if let Err(failure) = hand_over(&spec, child, &mounts, ours.as_fd()) {
+                // Said before the child notices that its socket is closed, and says less.
+                report(&Report::Failed(failure.to_string()));
+                std::process::exit(1)
             }
-            let mounts = prepare_mounts(&spec, child).step("prepare the mounts")?;
-            send_mounts(ours.as_fd(), &mounts).step("hand over the mounts")
+            Ok(())
         }
     }
+}
+
+/// Makes the child root of its user namespace and gives it its mounts.
+fn hand_over(spec: &Spec, child: i32, mounts: &[Detached], to: BorrowedFd<'_>) -> Result<(), Failure> {
+    for map in ["uid_map", "gid_map"] {
+        let line = format!("0 {} 65536", spec.uid_base);
+        std::fs::write(format!("/proc/{child}/{map}"), line).step(&format!("write {map}"))?;
+    }
+    let userns = namespace::open(child, "user").step("open the user namespace")?;
+    if let Some(home) = mounts.first() {
+        home.map_ids(userns.as_fd()).step("map the ids of the home")?;
+    }
+    send_mounts(to, mounts).step("hand over the mounts")
 }
 
 enum Never {}
@@ -217,26 +232,24 @@ fn exec_guest() -> io::Error {
 
 /// Everything of the host's that a box sees, as mounts attached nowhere yet: the home first, then for a
 /// guest its program and the devices of [`rootfs::DEVICES`].
-fn prepare_mounts(spec: &Spec, child: i32) -> io::Result<Vec<OwnedFd>> {
+fn bind_mounts(spec: &Spec) -> io::Result<Vec<Detached>> {
     use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
-    let home = Detached::bind(&spec.home)?;
-    home.set(NODEV, NOSUID)?;
-    home.map_ids(namespace::open(child, "user")?.as_fd())?;
-    let mut mounts = vec![home];
+    let bind = |path: &Path, set, clear| {
+        let mount = Detached::bind(path)?;
+        mount.set(set, clear)?;
+        io::Result::Ok(mount)
+    };
+    let mut mounts = vec![bind(&spec.home, NODEV, NOSUID)?];
     if let Job::Guest { guest, .. } = &spec.job {
-        let guest = Detached::bind(guest)?;
-        guest.set(RDONLY | NOSUID | NODEV, NOEXEC)?;
-        mounts.push(guest);
+        mounts.push(bind(guest, RDONLY | NOSUID | NODEV, NOEXEC)?);
         for device in rootfs::DEVICES {
-            let device = Detached::bind(&Path::new("/dev").join(device))?;
-            device.set(NOSUID | NOEXEC, NODEV)?;
-            mounts.push(device);
+            mounts.push(bind(&Path::new("/dev").join(device), NOSUID | NOEXEC, NODEV)?);
         }
     }
-    Ok(mounts.into_iter().map(Detached::into_fd).collect())
+    Ok(mounts)
 }
 
-fn send_mounts(to: BorrowedFd<'_>, mounts: &[OwnedFd]) -> io::Result<()> {
+fn send_mounts(to: BorrowedFd<'_>, mounts: &[Detached]) -> io::Result<()> {
     let fds: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
     let mut control = SendAncillaryBuffer::new(&mut space);

@@ -35,16 +35,19 @@ pub(super) fn raise_limits() -> io::Result<()> {
     let set = |resource, soft, hard| {
         rustix::process::setrlimit(resource, Rlimit { current: Some(soft), maximum: Some(hard) })
     };
-    set(Resource::Nofile, 65_536, 1_048_576)?;
+    // Without CAP_SYS_RESOURCE the daemon's own limit is the most a box can have.
+    if set(Resource::Nofile, 65_536, 1_048_576).is_err() {
+        let own = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(65_536);
+        set(Resource::Nofile, own.min(65_536), own)?;
+    }
     set(Resource::Core, 0, 0)?;
     // When the whole host is out of memory, a box goes before the daemon does.
     fs::write("/proc/self/oom_score_adj", "300")
 }
 
-/// Gives the launcher a mount namespace of its own and leaves it in a directory that process 1, which has no
-/// rights on the host's directories, can reach as its working directory.
-pub(super) fn private_staging() -> io::Result<()> {
-    dorm_sys::namespace::unshare_mounts()?;
+/// Leaves the launcher, in its own mount namespace, in a directory that process 1, which has no rights on the
+/// host's directories, can reach as its working directory.
+pub(super) fn stage() -> io::Result<()> {
     rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
     rustix::mount::mount("tmpfs", "/tmp", "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=755,size=64k")?;
     fs::create_dir("/tmp/root")?;

@@ -38,12 +38,12 @@ fn ruleset(instance: &str, range: &Range, resolvers: &[Ipv4Addr]) -> String {
         r#"table inet {table}
 delete table inet {table}
 table inet {table} {{
-  chain source {{
+  chain own_address {{
     type filter hook prerouting priority raw; policy accept;
     iifname {boxes} meta nfproto ipv6 drop
     iifname {boxes} fib saddr . iif oif 0 drop
   }}
-  chain redirect {{
+  chain names {{
     type nat hook prerouting priority dstnat; policy accept;
     {dns}
   }}
