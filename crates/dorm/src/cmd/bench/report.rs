@@ -1,0 +1,244 @@
+//! What was measured, as a table and as JSON.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use dorm_server::api::types::Template;
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::output::Table;
+
+/// Durations of one measured thing.
+pub(super) struct Samples(Histogram<u64>);
+
+impl Samples {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self(Histogram::new(3)?))
+    }
+
+    pub(super) fn add(&mut self, took: Duration) -> Result<()> {
+        Ok(self.0.record(took.as_nanos() as u64)?)
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Measurement {
+    pub(super) name: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    skipped: Option<String>,
+    #[serde(flatten)]
+    times: Option<Times>,
+}
+
+#[derive(Debug, Serialize)]
+struct Times {
+    runs: u64,
+    p50_ms: f64,
+    p95_ms: f64,
+    p99_ms: f64,
+    max_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mib_per_second: Option<f64>,
+}
+
+impl Measurement {
+    /// `bytes` is what one run moved, if moving is what it did.
+    pub(super) fn new(name: &'static str, samples: &Samples, bytes: Option<u64>) -> Self {
+        let ms = |nanos: u64| nanos as f64 / 1e6;
+        let at = |quantile| ms(samples.0.value_at_quantile(quantile));
+        let rate = |bytes: u64| bytes as f64 / f64::from(1 << 20) / (at(0.5) / 1e3);
+        let times = Times {
+            runs: samples.0.len(),
+            p50_ms: at(0.5),
+            p95_ms: at(0.95),
+            p99_ms: at(0.99),
+            max_ms: ms(samples.0.max()),
+            mib_per_second: bytes.map(rate),
+        };
+        Self {
+            name,
+            skipped: None,
+            times: Some(times),
+        }
+    }
+
+    pub(super) fn skipped(name: &'static str, why: impl Into<String>) -> Self {
+        Self {
+            name,
+            skipped: Some(why.into()),
+            times: None,
+        }
+    }
+}
+
+/// A ratio of two medians, and what it should be at most.
+pub(super) struct Aim {
+    pub(super) name: &'static str,
+    pub(super) of: &'static str,
+    pub(super) against: &'static str,
+    pub(super) at_most: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Ratio {
+    name: &'static str,
+    ratio: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    at_most: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    met: Option<bool>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    version: &'static str,
+    runs: u32,
+    template: String,
+    pub(super) measurements: Vec<Measurement>,
+    ratios: Vec<Ratio>,
+}
+
+impl Report {
+    pub(super) fn new(runs: u32, template: &Template) -> Self {
+        let version = env!("CARGO_PKG_VERSION");
+        Self {
+            version,
+            runs,
+            template: template.name.clone(),
+            measurements: Vec::new(),
+            ratios: Vec::new(),
+        }
+    }
+
+    /// Adds the ratio if both of its sides were measured.
+    pub(super) fn aim(&mut self, aim: Aim) {
+        let median = |name| {
+            self.measurements
+                .iter()
+                .find(|m| m.name == name)
+                .and_then(|m| m.times.as_ref())
+                .map(|t| t.p50_ms)
+        };
+        if let (Some(of), Some(against)) = (median(aim.of), median(aim.against)) {
+            let ratio = of / against;
+            let at_most = aim.at_most.is_finite().then_some(aim.at_most);
+            let met = at_most.map(|most| ratio <= most);
+            self.ratios.push(Ratio {
+                name: aim.name,
+                ratio,
+                at_most,
+                met,
+            });
+        }
+    }
+
+    pub(super) fn render(&self) -> String {
+        let mut table = Table::new([
+            "MEASURED", ">RUNS", ">P50 MS", ">P95 MS", ">P99 MS", ">MAX MS", ">MIB/S",
+        ]);
+        for Measurement { name, skipped, times } in &self.measurements {
+            let ms = |value: f64| format!("{value:.2}");
+            match times {
+                Some(t) => table.row([
+                    (*name).to_owned(),
+                    t.runs.to_string(),
+                    ms(t.p50_ms),
+                    ms(t.p95_ms),
+                    ms(t.p99_ms),
+                    ms(t.max_ms),
+                    t.mib_per_second.map(|r| format!("{r:.0}")).unwrap_or_default(),
+                ]),
+                None => {
+                    let why = format!("{name} (skipped: {})", skipped.as_deref().unwrap_or_default());
+                    table.row([
+                        why,
+                        "0".into(),
+                        "".into(),
+                        "".into(),
+                        "".into(),
+                        "".into(),
+                        "".into(),
+                    ]);
+                }
+            }
+        }
+        let mut text = table.render();
+        if !self.ratios.is_empty() {
+            let mut ratios = Table::new(["RATIO OF MEDIANS", ">IS", ">AIM", ""]);
+            for ratio in &self.ratios {
+                ratios.row([
+                    ratio.name.to_owned(),
+                    format!("{:.2}", ratio.ratio),
+                    ratio.at_most.map(|m| format!("<= {m}")).unwrap_or_default(),
+                    ratio
+                        .met
+                        .map_or("", |met| if met { "met" } else { "missed" })
+                        .to_owned(),
+                ]);
+            }
+            text.push('\n');
+            text += &ratios.render();
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(name: &'static str, millis: u64) -> Measurement {
+        let mut samples = Samples::new().unwrap();
+        samples.add(Duration::from_millis(millis)).unwrap();
+        Measurement::new(name, &samples, Some(1 << 20))
+    }
+
+    fn report(measurements: Vec<Measurement>) -> Report {
+        Report {
+            version: "0",
+            runs: 1,
+            template: "base".into(),
+            measurements,
+            ratios: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_aim_is_met_or_missed_by_the_medians() {
+        let mut report = report(vec![measured("a", 20), measured("b", 10)]);
+        report.aim(Aim {
+            name: "met",
+            of: "a",
+            against: "b",
+            at_most: 3.0,
+        });
+        report.aim(Aim {
+            name: "missed",
+            of: "a",
+            against: "b",
+            at_most: 1.0,
+        });
+        assert_eq!(
+            report.ratios.iter().map(|r| r.met).collect::<Vec<_>>(),
+            [Some(true), Some(false)]
+        );
+        assert!((report.ratios[0].ratio - 2.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn what_was_skipped_says_why_and_has_no_ratio() {
+        let mut report = report(vec![
+            measured("a", 20),
+            Measurement::skipped("b", "not installed"),
+        ]);
+        report.aim(Aim {
+            name: "none",
+            of: "a",
+            against: "b",
+            at_most: 3.0,
+        });
+        assert!(report.ratios.is_empty());
+        assert!(report.render().contains("b (skipped: not installed)"));
+    }
+}

@@ -1,0 +1,169 @@
+//! `dorm exec`: runs a command in an agent's box.
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::{env_map, parse_env, parse_seconds, stats};
+use crate::attach::{self, Input, Options};
+use crate::cli::Global;
+use crate::client::Client;
+use crate::client::process::{Config, End, Pty, StartRequest};
+use crate::exit::Quiet;
+use crate::output;
+use crate::size::Size;
+use crate::terminal::{self, RawMode};
+
+const SIGKILL: i32 = 9;
+
+/// Run a command in an agent; a stopped agent is started first
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: dorm exec demo -- python3 -c 'print(1 + 1)'
+         tar c . | dorm exec -i demo -- tar x -C /srv
+         run=$(dorm exec -d demo -- make all); dorm logs demo \"$run\" -f")]
+pub(crate) struct Args {
+    /// Name or id
+    name: String,
+    /// Pass stdin on
+    #[arg(long, short)]
+    interactive: bool,
+    /// Give the command a terminal
+    #[arg(long, short, conflicts_with = "detach")]
+    tty: bool,
+    /// Do not wait; print the run's id
+    #[arg(long, short, conflicts_with = "interactive")]
+    detach: bool,
+    #[command(flatten)]
+    place: Place,
+    /// End it after so many seconds, with exit code 124
+    #[arg(long, value_name = "S", value_parser = parse_seconds)]
+    timeout: Option<f64>,
+    /// The command and its arguments; no shell comes between
+    #[arg(required = true, last = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+/// Who runs it, and where.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Place {
+    /// As whom [default: the template's user]
+    #[arg(long, short, value_name = "USER")]
+    pub(crate) user: Option<String>,
+    /// In which folder [default: the template's]
+    #[arg(long, short, value_name = "DIR")]
+    pub(crate) workdir: Option<String>,
+    /// Environment of this run; a bare NAME takes the value from here
+    #[arg(long, short, value_name = "NAME=VALUE", value_parser = parse_env)]
+    pub(crate) env: Vec<(String, String)>,
+}
+
+pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
+    let client = global.client()?;
+    let mut command = args.command.into_iter();
+    let request = StartRequest {
+        process: Config {
+            cmd: command.next().unwrap_or_default(),
+            args: command.collect(),
+            envs: env_map(args.place.env),
+            cwd: args.place.workdir,
+        },
+        pty: args.tty.then(|| Pty {
+            size: terminal::size(),
+        }),
+        stdin: args.interactive,
+        keep: args.detach,
+        timeout_ms: args.timeout.map_or(0, |s| ((s * 1000.0) as u64).max(1)),
+    };
+    let user = args.place.user.as_deref();
+    if args.detach {
+        return detach(global, &client, &args.name, user, &request).await;
+    }
+    let input = match (args.interactive, args.tty) {
+        (false, _) => Input::None,
+        (true, false) => Input::Stdin,
+        (true, true) => Input::Pty,
+    };
+    attached(global, &client, &args.name, user, request, input).await
+}
+
+async fn detach(
+    global: &Global,
+    client: &Client,
+    name: &str,
+    user: Option<&str>,
+    request: &StartRequest,
+) -> Result<()> {
+    let guest = client.guest(name, user);
+    let mut events = guest.start(request).await?;
+    let started = attach::begin(&mut events).await?;
+    if global.json {
+        output::json(&json!({"run": started.run_id, "pid": started.pid}))
+    } else {
+        output::line(started.run_id)
+    }
+}
+
+/// Starts the run, stays with it, and leaves with its exit code.
+pub(crate) async fn attached(
+    global: &Global,
+    client: &Client,
+    name: &str,
+    user: Option<&str>,
+    mut request: StartRequest,
+    input: Input,
+) -> Result<()> {
+    let guest = client.guest(name, user);
+    let pty = request.pty.is_some();
+    if pty && let Ok(term) = std::env::var("TERM") {
+        request.process.envs.entry("TERM".to_owned()).or_insert(term);
+    }
+    let mut events = guest.start(&request).await?;
+    let started = attach::begin(&mut events).await?;
+    let options = Options {
+        input,
+        pty,
+        json: global.json,
+    };
+    let raw = if input == Input::Pty {
+        RawMode::enter()?
+    } else {
+        None
+    };
+    let end = attach::follow(&guest, name, started, events, options).await;
+    drop(raw);
+    let end = end?;
+    explain(client, name, &request, &end).await;
+    match end.code() {
+        0 => Ok(()),
+        code => Err(Quiet(code).into()),
+    }
+}
+
+/// Says on stderr what an exit code alone does not.
+async fn explain(client: &Client, name: &str, request: &StartRequest, end: &End) {
+    if end.timed_out {
+        eprintln!("error: timed out after {} s", request.timeout_ms as f64 / 1000.0);
+        return;
+    }
+    if end.signal != SIGKILL && end.code() != 128 + SIGKILL && !end.oom {
+        if let Some(error) = end
+            .error
+            .as_deref()
+            .filter(|_| end.signal == 0 && end.exit_code < 0)
+        {
+            eprintln!("error: {error}");
+        }
+        return;
+    }
+    if let Ok(stats) = stats::of(client, name).await
+        && stats.oom_kills > 0
+    {
+        let count = match stats.oom_kills {
+            1 => "1 process was killed".to_owned(),
+            n => format!("{n} processes were killed"),
+        };
+        eprintln!(
+            "out of memory: the box has a limit of {}; {count} since it started",
+            Size(stats.memory_limit)
+        );
+    }
+}

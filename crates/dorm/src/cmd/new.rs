@@ -1,0 +1,69 @@
+//! `dorm new`: makes an agent.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use dorm_server::api::types::{Agent, Lifetime, NewAgent};
+
+use super::{env_map, parse_env};
+use crate::cli::Global;
+use crate::size::Size;
+use crate::{output, progress};
+
+/// Make an agent, and start it
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: dorm new demo --memory 2G --env EDITOR=nano")]
+pub(crate) struct Args {
+    /// Lowercase letters, digits and hyphens; becomes its host name
+    name: String,
+    /// What it starts from [default: base]
+    #[arg(long, short = 'T', value_name = "TEMPLATE")]
+    template: Option<String>,
+    /// Cores, as 2 or 0.5
+    #[arg(long, value_name = "N")]
+    cpus: Option<f64>,
+    /// As 512M or 2G
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Size>,
+    /// What its home may hold beyond its template
+    #[arg(long, value_name = "SIZE")]
+    disk: Option<Size>,
+    /// How many processes and threads it may have
+    #[arg(long, value_name = "N")]
+    pids: Option<u32>,
+    /// Environment of all its runs; a bare NAME takes the value from here
+    #[arg(long, short, value_name = "NAME=VALUE", value_parser = parse_env)]
+    env: Vec<(String, String)>,
+    /// Goes away when its box ends
+    #[arg(long)]
+    ephemeral: bool,
+    /// Leave it to the first use to start it
+    #[arg(long)]
+    no_start: bool,
+}
+
+pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
+    let begun = Instant::now();
+    let request = NewAgent {
+        name: args.name,
+        template: args.template,
+        cpus: args.cpus,
+        memory: args.memory.map(|s| s.0),
+        disk: args.disk.map(|s| s.0),
+        pids: args.pids,
+        env: env_map(args.env),
+        lifetime: args.ephemeral.then_some(Lifetime::Ephemeral),
+        start: !args.no_start,
+    };
+    let bar = progress::spinner(format!("making {}", request.name));
+    let agent: Agent = global.client()?.post("/v1/agents", &request).await?;
+    bar.finish_and_clear();
+    if global.json {
+        return output::json(&agent);
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    output::line(format!(
+        "{} is {} ({seconds:.2} s, template {}, id {})",
+        agent.name, agent.state, agent.template, agent.id
+    ))
+}

@@ -1,0 +1,120 @@
+//! The progress of builds and imports: a bar with steps on a terminal, lines elsewhere.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use dorm_server::api::types::{Progress, Template};
+use http::Response;
+use hyper::body::Incoming;
+use indicatif::ProgressBar;
+use tokio::io::AsyncBufReadExt;
+use tokio_util::io::StreamReader;
+
+use crate::client::guest::chunks;
+use crate::exit::{Exit, Failure};
+use crate::{output, progress};
+
+/// How much of the log an error comes with.
+const LAST_LINES: usize = 20;
+
+/// Shows the answer until the work is done or has failed.
+pub(crate) async fn follow(
+    response: Response<Incoming>,
+    name: &str,
+    verbose: bool,
+    json: bool,
+) -> Result<()> {
+    let begun = Instant::now();
+    let mut lines = StreamReader::new(Box::pin(chunks(response.into_body()))).lines();
+    let mut view = View {
+        bar: if json {
+            ProgressBar::hidden()
+        } else {
+            progress::steps(name)
+        },
+        lines: !json && (verbose || !progress::on_terminal()),
+        steps: !json && !progress::on_terminal(),
+        last: VecDeque::new(),
+    };
+    while let Some(line) = lines.next_line().await.context("the daemon's answer broke off")? {
+        if line.trim().is_empty() {
+            continue;
+        }
+        let event: Progress = serde_json::from_str(&line).context("the daemon's answer is not understood")?;
+        if json {
+            output::json_line(&event)?;
+        }
+        match event {
+            Progress::Step { step, steps, title } => view.step(step, steps, &title),
+            Progress::Log { line } => view.log(line),
+            Progress::Done { template, cached } => {
+                view.bar.finish_and_clear();
+                return if json {
+                    Ok(())
+                } else {
+                    done(&template, cached, begun)
+                };
+            }
+            Progress::Error { error } => {
+                view.bar.finish_and_clear();
+                if !view.lines && !json {
+                    view.last.iter().for_each(|line| eprintln!("  {line}"));
+                }
+                let exit = Exit::from_code(&error.code).unwrap_or(Exit::Error);
+                let hint = error
+                    .hint
+                    .unwrap_or_else(|| format!("the whole log: dorm template log {name}"));
+                return Err(Failure::new(exit, error.message).hint(hint).into());
+            }
+        }
+    }
+    let broken = Failure::new(
+        Exit::Unreachable,
+        "the daemon's answer broke off before the template was done",
+    );
+    Err(broken
+        .hint("the daemon may have ended; run the command again")
+        .into())
+}
+
+fn done(template: &Template, cached: bool, begun: Instant) -> Result<()> {
+    let size = crate::size::Size(template.size);
+    let how = if cached {
+        "is there already".to_owned()
+    } else {
+        format!("is ready after {:.1} s", begun.elapsed().as_secs_f64())
+    };
+    output::line(format!("{} {how} ({size}, id {})", template.name, template.id))
+}
+
+struct View {
+    bar: ProgressBar,
+    /// Log lines are shown as they come.
+    lines: bool,
+    /// Steps are lines of their own.
+    steps: bool,
+    last: VecDeque<String>,
+}
+
+impl View {
+    fn step(&mut self, step: u32, steps: u32, title: &str) {
+        self.bar.set_length(steps.into());
+        self.bar.set_position(step.saturating_sub(1).into());
+        self.bar.set_message(title.to_owned());
+        if self.steps {
+            eprintln!("[{step}/{steps}] {title}");
+        }
+    }
+
+    fn log(&mut self, line: String) {
+        if self.lines {
+            // Above the bar, where there is one.
+            self.bar.suspend(|| eprintln!("  {line}"));
+        }
+        if self.last.len() == LAST_LINES {
+            self.last.pop_front();
+        }
+        self.last.push_back(line);
+    }
+}

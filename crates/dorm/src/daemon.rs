@@ -1,0 +1,152 @@
+//! Brings the daemon up from its settings and down again: the lock on the data directory, logging,
+//! the engine, the server, signals.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rustix::fs::{FlockOperation, flock};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{LogFormat, Settings};
+use crate::exit::{Exit, Failure};
+
+/// Held for as long as the daemon lives; the kernel gives it up with the process.
+pub(crate) struct Lock(#[expect(dead_code, reason = "it is held, not used")] File);
+
+pub(crate) fn lock(data: &Path) -> Result<Lock> {
+    let path = data.join("lock");
+    let mut file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .open(&path)
+        .with_context(|| format!("cannot open {}", path.display()))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut holder = String::new();
+            // Without its pid the refusal still says enough.
+            let _ = file.read_to_string(&mut holder);
+            let holder = match holder.trim() {
+                "" => "another daemon".to_owned(),
+                pid => format!("the daemon with pid {pid}"),
+            };
+            return Err(Failure::new(
+                Exit::Conflict,
+                format!("{} is in use by {holder}", data.display()),
+            )
+            .hint("stop that one first, or choose another directory with --data")
+            .into());
+        }
+        Err(e) => return Err(anyhow::Error::new(e).context(format!("cannot lock {}", path.display()))),
+    }
+    file.rewind()?;
+    file.set_len(0)?;
+    writeln!(file, "{}", std::process::id())?;
+    Ok(Lock(file))
+}
+
+fn need_root() -> Result<()> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let refused = Failure::new(Exit::Error, "the daemon must run as root");
+    Err(refused
+        .cause(anyhow::anyhow!(
+            "it mounts homes, makes namespaces, cgroups and network interfaces, and maps boxes' users to uids of their own"
+        ))
+        .hint("run `sudo dorm serve`; boxes themselves run without any of root's rights on the host")
+        .into())
+}
+
+fn logging(settings: &Settings) -> Result<()> {
+    let filter = EnvFilter::try_new(&settings.log).map_err(|e| {
+        Failure::new(Exit::Usage, format!("`{}` is no log filter", settings.log))
+            .cause(e)
+            .hint("write a level such as info, or info,dorm_server=debug")
+    })?;
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match settings.log_format {
+        LogFormat::Text => {
+            let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            builder.with_ansi(colours).with_target(false).init();
+        }
+        LogFormat::Json => builder.json().flatten_event(true).init(),
+    }
+    Ok(())
+}
+
+fn make_data_directory(data: &Path) -> Result<()> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(data)
+        .with_context(|| format!("cannot make the data directory {}", data.display()))
+}
+
+/// Resolves at the first SIGTERM or SIGINT. A second one ends the process at once.
+fn shutdown() -> Result<impl Future<Output = ()> + Send + 'static> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let (first, asked) = tokio::sync::oneshot::channel();
+    tokio::spawn(async move {
+        let mut first = Some(first);
+        loop {
+            let name = tokio::select! {
+                _ = terminate.recv() => "SIGTERM",
+                _ = interrupt.recv() => "SIGINT",
+            };
+            match first.take() {
+                Some(first) => {
+                    tracing::info!("{name}: shutting down; once more to end at once");
+                    let _ = first.send(());
+                }
+                None => {
+                    tracing::warn!("{name} again: ending at once; boxes go on");
+                    std::process::exit(crate::exit::INTERRUPTED);
+                }
+            }
+        }
+    });
+    Ok(async move {
+        let _ = asked.await;
+    })
+}
+
+pub(crate) async fn run(settings: Settings) -> Result<()> {
+    need_root()?;
+    logging(&settings)?;
+    make_data_directory(&settings.server.data)?;
+    let _lock = lock(&settings.server.data)?;
+    let shutdown = shutdown()?;
+    shutdown.await;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_data_directory_has_one_daemon_and_the_refusal_names_it() {
+        let data = tempfile::tempdir().unwrap();
+        let held = lock(data.path()).unwrap();
+        let refused = lock(data.path()).map(|_| ()).unwrap_err();
+        assert!(
+            refused
+                .to_string()
+                .contains(&format!("pid {}", std::process::id())),
+            "{refused}"
+        );
+        drop(held);
+        assert!(lock(data.path()).is_ok());
+    }
+}
