@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use dorm_engine::Limits;
+use dorm_engine::network::{self, GATEWAY, Range};
+use dorm_engine::{Limits, home};
 use dorm_server::config::{NetworkRange, OnShutdown};
 use serde::Deserialize;
 
@@ -18,8 +19,6 @@ use crate::size::Size;
 
 pub(crate) const DEFAULTS: &str = include_str!("defaults.toml");
 const SYSTEM_FILE: &str = "/etc/dorm/config.toml";
-/// What boxes ask for names: their gateway, from where queries go on to the DNS servers.
-const BOX_NAMESERVER: &str = "169.254.1.1";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
@@ -169,12 +168,8 @@ pub(crate) struct Settings {
     pub(crate) server: dorm_server::config::Config,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
-    /// As in `10.213.0.0/16`.
-    pub(crate) network_range: String,
-    /// DNS servers that boxes' queries go to; none for those of the host.
-    pub(crate) nameservers: Vec<IpAddr>,
-    pub(crate) pool_size: u64,
-    pub(crate) pool_max: u64,
+    pub(crate) network: network::Config,
+    pub(crate) pool: home::Config,
 }
 
 /// Reads all layers. `file` is what `--config` or the environment named, `data` what is known of the data
@@ -273,7 +268,10 @@ fn settings(layer: Layer) -> Result<Settings> {
     fn given<T>(value: Option<T>, key: &str) -> Result<T> {
         value.with_context(|| format!("`{key}` has no value"))
     }
-    let range_text = given(layer.network.range, "network.range")?;
+    let range = given(layer.network.range, "network.range")?;
+    let range: Range = range
+        .parse()
+        .with_context(|| format!("network.range is `{range}`"))?;
     let stop_grace = given(layer.stop_grace, "stop_grace")?;
     let cpus = given(layer.defaults.cpus, "defaults.cpus")?;
     let io = given(layer.defaults.io, "defaults.io")?.0;
@@ -292,8 +290,11 @@ fn settings(layer: Layer) -> Result<Settings> {
         },
         first_uid: given(layer.first_uid, "first_uid")?,
         max_slots: given(layer.max_agents, "max_agents")?,
-        network_range: range(&range_text)?,
-        nameservers: vec![BOX_NAMESERVER.to_owned()],
+        network_range: NetworkRange {
+            base: range.base,
+            prefix: range.prefix,
+        },
+        nameservers: vec![GATEWAY.to_string()],
         on_shutdown: match given(layer.on_shutdown, "on_shutdown")? {
             Shutdown::Leave => OnShutdown::Leave,
             Shutdown::Stop => OnShutdown::Stop,
@@ -305,31 +306,19 @@ fn settings(layer: Layer) -> Result<Settings> {
     };
     server.check()?;
     Ok(Settings {
-        server,
         log: given(layer.log, "log")?,
         log_format: given(layer.log_format, "log_format")?,
-        network_range: range_text,
-        nameservers: given(layer.network.nameservers, "network.nameservers")?,
-        pool_size: given(layer.pool.size, "pool.size")?.0,
-        pool_max: given(layer.pool.max, "pool.max")?.0,
+        network: network::Config {
+            range,
+            nameservers: given(layer.network.nameservers, "network.nameservers")?,
+        },
+        pool: home::Config {
+            data: server.data.clone(),
+            initial_size: given(layer.pool.size, "pool.size")?.0,
+            max_size: given(layer.pool.max, "pool.max")?.0,
+        },
+        server,
     })
-}
-
-fn range(text: &str) -> Result<NetworkRange> {
-    let refuse = || format!("network.range `{text}` is not written like 10.213.0.0/16");
-    let (base, prefix) = text.split_once('/').with_context(refuse)?;
-    let base: std::net::Ipv4Addr = base.parse().with_context(refuse)?;
-    let prefix: u8 = prefix.parse().with_context(refuse)?;
-    anyhow::ensure!(
-        (8..=30).contains(&prefix),
-        "network.range `{text}` must have a prefix from /8 to /30"
-    );
-    let host_bits = u32::MAX >> prefix;
-    anyhow::ensure!(
-        base.to_bits() & host_bits == 0,
-        "network.range `{text}` does not begin at a multiple of its size"
-    );
-    Ok(NetworkRange { base, prefix })
 }
 
 #[cfg(test)]

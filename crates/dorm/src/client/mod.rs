@@ -86,17 +86,7 @@ impl Client {
 
     /// Sends, and turns every answer that is not a success into a [`Failure`].
     pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>> {
-        let response = self.http.request(request).await.map_err(|e| {
-            let connecting = e.is_connect();
-            let message = if connecting {
-                format!("cannot reach the daemon at {}", self.url)
-            } else {
-                format!("the connection to the daemon at {} broke", self.url)
-            };
-            Failure::new(Exit::Unreachable, message)
-                .hint(self.unreachable.clone())
-                .cause(innermost(&e))
-        })?;
+        let response = self.http.request(request).await.map_err(|e| self.broken(e))?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -104,6 +94,22 @@ impl Client {
         let body = Limited::new(response.into_body(), MAX_ERROR).collect().await;
         let body = body.map(|b| b.to_bytes()).unwrap_or_default();
         Err(refusal(status, &body, self.key.is_some()).into())
+    }
+
+    fn broken(&self, error: hyper_util::client::legacy::Error) -> Failure {
+        let source: Option<&hyper::Error> = std::error::Error::source(&error).and_then(|e| e.downcast_ref());
+        if source.is_some_and(hyper::Error::is_user) {
+            // What was to be sent could not be read: that has nothing to do with the daemon.
+            return Failure::new(Exit::Error, "cannot read what is to be sent").cause(innermost(&error));
+        }
+        let message = if error.is_connect() {
+            format!("cannot reach the daemon at {}", self.url)
+        } else {
+            format!("the connection to the daemon at {} broke", self.url)
+        };
+        Failure::new(Exit::Unreachable, message)
+            .hint(self.unreachable.clone())
+            .cause(innermost(&error))
     }
 
     async fn read<T: DeserializeOwned>(&self, request: Request<Body>) -> Result<T> {

@@ -28,7 +28,7 @@ fn the_defaults_say_everything() {
     assert_eq!(settings.server.listen.port(), 3676);
     assert!(settings.server.listen.ip().is_loopback());
     assert_eq!(settings.server.defaults.io_bps, None);
-    assert_eq!(settings.pool_size, 8 << 30);
+    assert_eq!(settings.pool.initial_size, 8 << 30);
 }
 
 #[test]
@@ -64,10 +64,10 @@ fn every_variable_of_a_key_reaches_it() {
         ("DORM_DEFAULT_CPUS", "0.5"),
     ];
     let settings = load_with(Layer::default(), "", &variables).unwrap();
-    assert_eq!(settings.nameservers.len(), 2);
+    assert_eq!(settings.network.nameservers.len(), 2);
     assert_eq!(settings.server.defaults.io_bps, Some(10 << 20));
     assert_eq!(settings.server.defaults.cpu_millis, 500);
-    assert_eq!(settings.pool_max, 100 << 30);
+    assert_eq!(settings.pool.max_size, 100 << 30);
     assert_eq!(
         (settings.server.host_ca, settings.server.template_cache),
         (None, None)
