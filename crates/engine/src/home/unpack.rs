@@ -37,6 +37,9 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 /// Bookkeeping of aufs, which old image builders left in their layers.
 const AUFS: &[u8] = b".wh..wh.";
 
+/// Not wrong in a lower layer, or in an image of one static program; but then nobody can be named.
+pub const NO_PASSWD: &str = "there is no /etc/passwd: only root can run commands";
+
 /// What a layer did, and what of it was left out.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Applied {
@@ -50,6 +53,7 @@ pub struct Applied {
     /// Entries whose place is on another filesystem than the root.
     pub mounts_skipped: u64,
     pub ids_clamped: u64,
+    pub lacks_passwd: bool,
 }
 
 impl Applied {
@@ -68,6 +72,7 @@ impl Applied {
         .into_iter()
         .filter(|(count, _)| *count > 0)
         .map(|(count, what)| format!("{count} {what}"))
+        .chain(self.lacks_passwd.then(|| NO_PASSWD.to_owned()))
         .collect()
     }
 }
@@ -111,6 +116,11 @@ pub fn apply_layer_at(root: &Path, layer: impl Read) -> Result<Applied> {
         apply.entry(&entry, &mut reader)?;
     }
     apply.restore_directory_times();
+    let passwd = apply
+        .tree
+        .open_dir(b"etc")
+        .and_then(|etc| apply.tree.find(&etc, b"passwd"));
+    apply.applied.lacks_passwd = !matches!(passwd, Ok(Found::Other));
     Ok(apply.applied)
 }
 

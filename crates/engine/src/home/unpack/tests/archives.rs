@@ -7,7 +7,7 @@ use std::path::Path;
 
 use tar::{EntryType, Header};
 
-use super::super::{Applied, UnpackError, apply_layer_at};
+use super::super::{Applied, NO_PASSWD, UnpackError, apply_layer_at};
 
 #[derive(Default)]
 pub(super) struct Layer(Vec<u8>);
@@ -115,6 +115,11 @@ fn a_layer_brings_files_with_their_modes_owners_and_times() {
         .apply(root.path())
         .unwrap();
     assert_eq!((applied.entries, applied.bytes), (5, 6));
+    assert_eq!(applied.warnings(), [NO_PASSWD]);
+    let applied = Layer::default()
+        .file("etc/passwd", "")
+        .apply(root.path())
+        .unwrap();
     assert_eq!(applied.warnings(), Vec::<String>::new());
 
     let sudo = fs::metadata(root.path().join("usr/bin/sudo")).unwrap();

@@ -188,7 +188,7 @@ fn device_nodes_and_unknown_entries_are_left_out_and_counted() {
         .apply(&place.root())
         .unwrap();
     assert_eq!((applied.devices_skipped, applied.unknown_skipped), (2, 1));
-    assert_eq!(applied.warnings().len(), 2);
+    assert_eq!(applied.warnings().len(), 3);
     let names: Vec<_> = fs::read_dir(place.root())
         .unwrap()
         .map(|e| e.unwrap().file_name())

@@ -1,0 +1,196 @@
+//! The steps of a recipe that are done inside the template, by its own programs, as root of its box.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::report::{Lines, Report};
+use super::{Result, TemplateError, recipe};
+use crate::api::types::RecipeFile;
+use crate::guest_client::{GuestClient, Next, Run};
+
+/// Where Debian and most others keep the bundle of all trusted certificates.
+const BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
+const HOST_BUNDLE: &str = "/usr/local/share/ca-certificates/dorm/host.pem";
+/// Programs that look elsewhere by default are told by these.
+const BUNDLE_VARIABLES: [&str; 5] = [
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "PIP_CERT",
+    "NODE_EXTRA_CA_CERTS",
+    "CURL_CA_BUNDLE",
+];
+
+/// One file for each certificate, which is all that update-ca-certificates takes. Where that is missing, the bundle is
+/// extended by hand.
+const TRUST: &str = r#"
+cd /usr/local/share/ca-certificates/dorm
+rm -f ./*.crt
+n=0 out=
+while IFS= read -r line; do
+    case $line in
+        '-----BEGIN CERTIFICATE-----'*) n=$((n + 1)); out=$(printf '%03d.crt' "$n"); : >"$out" ;;
+    esac
+    if [ -n "$out" ]; then printf '%s\n' "$line" >>"$out"; fi
+    case $line in
+        '-----END CERTIFICATE-----'*) out= ;;
+    esac
+done <host.pem
+if command -v update-ca-certificates >/dev/null 2>&1; then
+    rm -f host.pem
+    update-ca-certificates
+else
+    mkdir -p /etc/ssl/certs
+    cat host.pem >>/etc/ssl/certs/ca-certificates.crt
+fi
+echo "$n certificates"
+"#;
+
+const INSTALL: &str = r#"
+apt-get -q update
+apt-get -q install -y --no-install-recommends -- "$@"
+"#;
+
+const USER: &str = r#"
+if cut -d: -f1 /etc/passwd | grep -qxF -- "$1"; then exit 0; fi
+shell=/bin/sh
+if [ -x /bin/bash ]; then shell=/bin/bash; fi
+if command -v useradd >/dev/null 2>&1; then useradd --create-home --shell "$shell" -- "$1"
+else adduser -D -s "$shell" -- "$1"; fi
+"#;
+
+const OWN: &str = r#"chown -h -- "$2" "$1"; chmod -- "$3" "$1""#;
+
+const CLEAN_UP: &str = r#"
+if command -v apt-get >/dev/null 2>&1; then apt-get clean; fi
+rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
+"#;
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum BoxStep {
+    TrustHost(HostCa),
+    Install(Vec<String>),
+    Files(Vec<RecipeFile>),
+    Run(String),
+    User(String),
+    CleanUp,
+}
+
+impl BoxStep {
+    pub(super) fn title(&self) -> String {
+        match self {
+            Self::TrustHost(_) => "Trust the host's certificates".to_owned(),
+            Self::Install(packages) => shortened(&format!("Install {}", packages.join(" "))),
+            Self::Files(files) if files.len() == 1 => shortened(&format!("Write {}", files[0].path)),
+            Self::Files(files) => format!("Write {} files", files.len()),
+            Self::Run(command) => shortened(&format!("Run {}", command.trim())),
+            Self::User(user) => format!("Make sure of user {user}"),
+            Self::CleanUp => "Clean up".to_owned(),
+        }
+    }
+
+    pub(super) async fn perform(&self, guest: &GuestClient, report: &mut Report) -> Result<()> {
+        match self {
+            Self::TrustHost(ca) => {
+                guest.write_file(HOST_BUNDLE, ca.bundle.clone().into()).await?;
+                script(guest, report, TRUST, &[]).await
+            }
+            Self::Install(packages) => {
+                let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+                script(guest, report, INSTALL, &packages).await
+            }
+            Self::Files(files) => {
+                for file in files {
+                    guest
+                        .write_file(&file.path, recipe::content(file)?.into())
+                        .await?;
+                    let owner = file.owner.as_deref().unwrap_or("root:root");
+                    let mode = file.mode.as_deref().unwrap_or("0644");
+                    script(guest, report, OWN, &[&file.path, owner, mode]).await?;
+                }
+                Ok(())
+            }
+            Self::Run(command) => script(guest, report, command, &[]).await,
+            Self::User(user) => script(guest, report, USER, &[user]).await,
+            Self::CleanUp => script(guest, report, CLEAN_UP, &[]).await,
+        }
+    }
+}
+
+/// Runs `script` with `args` as its parameters, up to the first command that fails.
+async fn script(guest: &GuestClient, report: &mut Report, script: &str, args: &[&str]) -> Result<()> {
+    let args: Vec<&str> = ["-e", "-c", script, "sh"]
+        .into_iter()
+        .chain(args.iter().copied())
+        .collect();
+    let run = Run {
+        command: "/bin/sh",
+        args: &args,
+        user: "root",
+        workdir: Some("/"),
+        env: BTreeMap::from([("DEBIAN_FRONTEND".to_owned(), "noninteractive".to_owned())]),
+    };
+    let mut lines = Lines::default();
+    let mut running = guest.start(&run).await?;
+    let exit = loop {
+        match running.next().await? {
+            Next::Output(output) => {
+                for line in lines.push(&output) {
+                    report.line(line).await;
+                }
+            }
+            Next::End(exit) => break exit,
+        }
+    };
+    if let Some(line) = lines.rest() {
+        report.line(line).await;
+    }
+    if exit.succeeded() {
+        Ok(())
+    } else {
+        Err(TemplateError::Command {
+            exit,
+            tail: report.tail(),
+        })
+    }
+}
+
+fn shortened(title: &str) -> String {
+    const LONGEST: usize = 72;
+    let mut lines = title.lines();
+    let first = lines.next().unwrap_or_default();
+    if first.chars().count() <= LONGEST && lines.next().is_none() {
+        return first.to_owned();
+    }
+    first.chars().take(LONGEST).chain(['…']).collect()
+}
+
+/// The certificates that the host trusts, among them perhaps a company's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct HostCa {
+    bundle: String,
+    hash: String,
+}
+
+impl HostCa {
+    pub(super) async fn read(bundle: &Path) -> Result<Self> {
+        let bundle = tokio::fs::read_to_string(bundle).await;
+        Ok(Self::new(
+            bundle.map_err(TemplateError::io("read the host's certificates"))?,
+        ))
+    }
+
+    pub(super) fn new(bundle: String) -> Self {
+        let hash = blake3::hash(bundle.as_bytes()).to_hex().to_string();
+        Self { bundle, hash }
+    }
+
+    pub(super) fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    pub(super) fn env() -> impl Iterator<Item = (String, String)> {
+        BUNDLE_VARIABLES
+            .into_iter()
+            .map(|variable| (variable.to_owned(), BUNDLE.to_owned()))
+    }
+}
