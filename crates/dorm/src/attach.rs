@@ -45,6 +45,18 @@ pub(crate) async fn begin(events: &mut Events) -> Result<Started> {
     anyhow::bail!("the guest did not start the command")
 }
 
+/// As [`begin`], for a new command: what the guest did not find or may not run is the command.
+pub(crate) async fn begin_command(events: &mut Events) -> Result<Started> {
+    begin(events).await.map_err(|e| match e.downcast::<Failure>() {
+        Ok(failure) => match failure.exit() {
+            Exit::NotFound => failure.with_exit(Exit::NoCommand).into(),
+            Exit::Denied => failure.with_exit(Exit::NotExecutable).into(),
+            _ => failure.into(),
+        },
+        Err(e) => e,
+    })
+}
+
 /// Stays with the run until its end, and returns it. An end of this side alone is an error.
 pub(crate) async fn follow(
     guest: &Guest<'_>,

@@ -16,18 +16,26 @@ pub(crate) enum Exit {
     Unauthorized,
     Unreachable,
     Timeout,
+    /// Not to this user in the box.
+    Denied,
+    /// As shells have it: the command in the box is there, but cannot be run.
+    NotExecutable,
+    /// As shells have it: there is no such command in the box.
+    NoCommand,
 }
 
 impl Exit {
     pub(crate) fn code(self) -> i32 {
         match self {
-            Self::Error => 1,
+            Self::Error | Self::Denied => 1,
             Self::Usage => 2,
             Self::NotFound => 3,
             Self::Conflict => 4,
             Self::Unauthorized => 5,
             Self::Unreachable => 6,
             Self::Timeout => 124,
+            Self::NotExecutable => 126,
+            Self::NoCommand => 127,
         }
     }
 
@@ -36,7 +44,8 @@ impl Exit {
         Some(match code {
             "not_found" => Self::NotFound,
             "already_exists" | "conflict" | "failed_precondition" | "aborted" => Self::Conflict,
-            "unauthorized" | "unauthenticated" | "permission_denied" => Self::Unauthorized,
+            "unauthorized" => Self::Unauthorized,
+            "permission_denied" => Self::Denied,
             "deadline_exceeded" => Self::Timeout,
             _ => return None,
         })
@@ -44,7 +53,7 @@ impl Exit {
 
     pub(crate) fn from_status(status: http::StatusCode) -> Self {
         match status.as_u16() {
-            401 | 403 => Self::Unauthorized,
+            401 => Self::Unauthorized,
             404 => Self::NotFound,
             409 => Self::Conflict,
             _ => Self::Error,
@@ -64,7 +73,8 @@ Exit codes:
     6  the daemon cannot be reached
   124  timed out
   130  interrupted
-exec and shell pass on the command's own exit code, and 128 + N if signal N ended it.";
+exec and shell pass on the command's own exit code, and 128 + N if signal N ended it; they leave with 127
+where the box has no such command, and with 126 where it cannot be run.";
 
 /// An error that knows its exit code and, where there is one, the next step.
 #[derive(Debug)]
@@ -97,6 +107,11 @@ impl Failure {
 
     pub(crate) fn cause(mut self, cause: impl Into<anyhow::Error>) -> Self {
         self.source = Some(cause.into());
+        self
+    }
+
+    pub(crate) fn with_exit(mut self, exit: Exit) -> Self {
+        self.exit = exit;
         self
     }
 

@@ -94,7 +94,7 @@ async fn detach(
 ) -> Result<()> {
     let guest = client.guest(name, user);
     let mut events = guest.start(request).await?;
-    let started = attach::begin(&mut events).await?;
+    let started = attach::begin_command(&mut events).await?;
     if global.json {
         output::json(&json!({"run": started.run_id, "pid": started.pid}))
     } else {
@@ -117,7 +117,7 @@ pub(crate) async fn attached(
         request.process.envs.entry("TERM".to_owned()).or_insert(term);
     }
     let mut events = guest.start(&request).await?;
-    let started = attach::begin(&mut events).await?;
+    let started = attach::begin_command(&mut events).await?;
     let options = Options {
         input,
         pty,
