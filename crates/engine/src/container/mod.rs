@@ -69,7 +69,7 @@ impl Container {
             guest: guest_binary::install(&config.data)?,
             filter: SystemCallFilter::compile().map_err(failed())?.to_bytes(),
             cgroups: Hierarchy::open(&format!("dorm-{instance}")).map_err(EngineError::io("cannot use cgroups"))?,
-            network: Network::open(&config.network, &instance).await?,
+            network: Network::open(&config.network, &config.data, &instance).await?,
             launcher: config.launcher.clone(),
             pool,
             boxes: Mutex::default(),
@@ -82,6 +82,11 @@ impl Container {
             self.cgroups.remove_if_empty();
             self.network.close().await;
         }
+    }
+
+    /// The addresses of this engine's boxes.
+    pub fn addresses(&self) -> network::Range {
+        self.network.range()
     }
 
     fn live(&self, id: &Id) -> Result<Arc<LiveBox>> {

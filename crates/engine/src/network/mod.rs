@@ -6,6 +6,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use rtnetlink::packet_route::link::{InfoData, InfoVeth};
@@ -15,9 +16,11 @@ use crate::{EngineError, Id, Result};
 
 mod firewall;
 mod inside;
+mod range;
 mod resolver;
 
 pub use inside::Inside;
+pub use range::{InvalidRange, Range};
 
 /// The resolvers that boxes use if none are configured.
 pub fn host_resolvers() -> Vec<Ipv4Addr> {
@@ -31,56 +34,10 @@ const GATEWAY_MAC: [u8; 6] = [0xee, 0xee, 0xee, 0xee, 0xee, 0xee];
 
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Addresses of boxes.
-    pub range: Range,
+    /// Addresses of boxes; `None` for a block that nothing on this host uses.
+    pub range: Option<Range>,
     /// Resolvers that DNS queries of boxes are sent to; empty for the host's own.
     pub nameservers: Vec<IpAddr>,
-}
-
-/// A block of IPv4 addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range {
-    pub base: Ipv4Addr,
-    pub prefix: u8,
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("a range of addresses is written like 10.213.0.0/16, with a prefix of 8 to 29 bits and no bits set after it")]
-pub struct InvalidRange;
-
-impl std::str::FromStr for Range {
-    type Err = InvalidRange;
-
-    fn from_str(text: &str) -> Result<Self, InvalidRange> {
-        let (base, prefix) = text.split_once('/').ok_or(InvalidRange)?;
-        let base: Ipv4Addr = base.parse().map_err(|_| InvalidRange)?;
-        let prefix: u8 = prefix.parse().map_err(|_| InvalidRange)?;
-        let range = Self { base, prefix };
-        let fits = (8..=29).contains(&prefix) && base.to_bits() & (range.size() - 1) == 0;
-        if fits { Ok(range) } else { Err(InvalidRange) }
-    }
-}
-
-impl std::fmt::Display for Range {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.base, self.prefix)
-    }
-}
-
-impl Range {
-    fn size(&self) -> u32 {
-        1 << (32 - u32::from(self.prefix))
-    }
-
-    /// How many boxes have room: the first and last address are left free.
-    pub fn slots(&self) -> u32 {
-        self.size() - 2
-    }
-
-    /// The address of the box in `slot`.
-    pub fn address(&self, slot: u32) -> Option<Ipv4Addr> {
-        (slot < self.slots()).then(|| Ipv4Addr::from_bits(self.base.to_bits() + 1 + slot))
-    }
 }
 
 /// The networks of one daemon's boxes.
@@ -96,23 +53,29 @@ pub struct Network {
 
 impl Network {
     /// Loads the firewall. Must be called within a tokio runtime.
-    pub async fn open(config: &Config, instance: &str) -> Result<Self> {
+    pub async fn open(config: &Config, data: &Path, instance: &str) -> Result<Self> {
         let failed = || EngineError::io("cannot set up the network of boxes");
         let (connection, host, _) = rtnetlink::new_connection().map_err(failed())?;
         tokio::spawn(connection);
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
             .map_err(EngineError::io("cannot turn on IPv4 forwarding"))?;
+        let range = range::claim(&host, config.range, data, instance).await?;
         let resolvers = resolver::resolvers(&config.nameservers);
         if resolvers.is_empty() {
             tracing::warn!("no resolver is known that boxes could use; set network.nameservers");
         }
-        firewall::load(instance, &config.range, &resolvers).await?;
+        firewall::load(instance, &range, &resolvers).await?;
         let mtu = outward_mtu(&host).await;
-        Ok(Self { range: config.range, instance: instance.to_owned(), host, inside: Inside::start()?, mtu })
+        Ok(Self { range, instance: instance.to_owned(), host, inside: Inside::start()?, mtu })
     }
 
     pub async fn close(&self) {
         firewall::unload(&self.instance).await;
+        range::release(&self.host, &self.range, &self.instance).await;
+    }
+
+    pub fn range(&self) -> Range {
+        self.range
     }
 
     pub fn inside(&self) -> &Inside {
@@ -198,26 +161,4 @@ async fn outward_mtu(handle: &Handle) -> Option<u32> {
         LinkAttribute::Mtu(mtu) => Some(*mtu),
         _ => None,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_range_gives_every_slot_an_address_of_its_own() {
-        let range: Range = "10.9.8.0/29".parse().unwrap();
-        let addresses: Vec<_> = (0..7).map(|slot| range.address(slot)).collect();
-        assert_eq!(range.slots(), 6);
-        assert_eq!(addresses[0], Some(Ipv4Addr::new(10, 9, 8, 1)));
-        assert_eq!(addresses[5], Some(Ipv4Addr::new(10, 9, 8, 6)));
-        assert_eq!(addresses[6], None);
-    }
-
-    #[test]
-    fn a_range_with_bits_after_its_prefix_is_refused() {
-        assert!("10.9.8.1/24".parse::<Range>().is_err());
-        assert!("10.9.8.0".parse::<Range>().is_err());
-        assert!("10.0.0.0/30".parse::<Range>().is_err());
-    }
 }
