@@ -8,7 +8,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::client::guest::Guest;
-use crate::client::process::{Data, End, Event, Events, Selector, Started};
+use crate::client::process::Events;
+use crate::client::wire::{Data, End, Event, Selector, Started};
 use crate::exit::{BROKEN_PIPE, Exit, Failure, INTERRUPTED, Quiet};
 use crate::{output, terminal};
 
@@ -265,7 +266,7 @@ impl Sink {
             match String::from_utf8(data) {
                 Ok(text) => value[name] = text.into(),
                 Err(e) => {
-                    value[format!("{name}_base64")] = json!(crate::client::process::Base64(e.into_bytes()))
+                    value[format!("{name}_base64")] = json!(crate::client::wire::Base64(e.into_bytes()))
                 }
             }
         }

@@ -5,10 +5,16 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use dorm_engine::container::{self, Container};
+use dorm_engine::home::Pool;
+use dorm_server::ServeError;
+use dorm_server::config::NetworkRange;
 use rustix::fs::{FlockOperation, flock};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, Settings};
@@ -92,43 +98,86 @@ fn make_data_directory(data: &Path) -> Result<()> {
         .with_context(|| format!("cannot make the data directory {}", data.display()))
 }
 
-/// Resolves at the first SIGTERM or SIGINT. A second one ends the process at once.
-fn shutdown() -> Result<impl Future<Output = ()> + Send + 'static> {
+/// Cancelled by the first SIGTERM or SIGINT. A second one ends the process at once.
+fn shutdown() -> Result<CancellationToken> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let (first, asked) = tokio::sync::oneshot::channel();
+    let shutdown = CancellationToken::new();
+    let cancelled = shutdown.clone();
     tokio::spawn(async move {
-        let mut first = Some(first);
         loop {
             let name = tokio::select! {
                 _ = terminate.recv() => "SIGTERM",
                 _ = interrupt.recv() => "SIGINT",
             };
-            match first.take() {
-                Some(first) => {
-                    tracing::info!("{name}: shutting down; once more to end at once");
-                    let _ = first.send(());
-                }
-                None => {
-                    tracing::warn!("{name} again: ending at once; boxes go on");
-                    std::process::exit(crate::exit::INTERRUPTED);
-                }
+            if cancelled.is_cancelled() {
+                tracing::warn!("{name} again: ending at once; boxes go on");
+                std::process::exit(crate::exit::INTERRUPTED);
             }
+            tracing::info!("{name}: shutting down; once more to end at once");
+            cancelled.cancel();
         }
     });
-    Ok(async move {
-        let _ = asked.await;
-    })
+    Ok(shutdown)
 }
 
-pub(crate) async fn run(settings: Settings) -> Result<()> {
+pub(crate) async fn run(mut settings: Settings) -> Result<()> {
     need_root()?;
     logging(&settings)?;
     make_data_directory(&settings.server.data)?;
     let _lock = lock(&settings.server.data)?;
     let shutdown = shutdown()?;
-    shutdown.await;
+    if let Some(missing) = settings.server.host_ca.take_if(|file| !file.exists()) {
+        tracing::warn!(
+            "templates get no CA certificates of the host: there is no {}",
+            missing.display()
+        );
+    }
+    let launcher = std::env::current_exe().context("cannot find this program's own file")?;
+    let pool = Pool::open(&settings.pool, &launcher).context("cannot open the pool of homes")?;
+    let engine = container::Config {
+        data: settings.server.data.clone(),
+        launcher,
+        network: settings.network,
+    };
+    let engine = Arc::new(
+        Container::open(&engine, pool.clone())
+            .await
+            .context("cannot open the container engine")?,
+    );
+    let range = engine.addresses();
+    settings.server.network_range = NetworkRange {
+        base: range.base,
+        prefix: range.prefix,
+    };
+    let (ready, _) = tokio::sync::oneshot::channel();
+    let served = dorm_server::serve(
+        settings.server,
+        engine.clone(),
+        Arc::new(pool.clone()),
+        ready,
+        shutdown,
+    )
+    .await;
+    engine.close().await;
+    drop(engine);
+    tokio::task::spawn_blocking(move || pool.close()).await?;
+    served.map_err(explained)?;
+    tracing::info!("ended");
     Ok(())
+}
+
+/// Adds the next step to what has an obvious one.
+fn explained(error: ServeError) -> anyhow::Error {
+    match error {
+        ServeError::Listen { address, source } if source.kind() == std::io::ErrorKind::AddrInUse => {
+            Failure::new(Exit::Conflict, format!("something else listens on {address}"))
+                .cause(source)
+                .hint("choose another port with --listen, or stop what is there")
+                .into()
+        }
+        error => error.into(),
+    }
 }
 
 #[cfg(test)]

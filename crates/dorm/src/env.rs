@@ -44,6 +44,7 @@ pub(crate) const ALL: &[Variable] = &[
         CONFIG,
         "serve: configuration file; otherwise DATA/config.toml, then /etc/dorm/config.toml",
     ),
+    client("DORM_FAULT", "serve: a fault to happen once, for tests"),
     daemon("DORM_LISTEN", "listen", "serve: address and port to answer on"),
     daemon(
         "DORM_LOG",
@@ -94,7 +95,7 @@ pub(crate) const ALL: &[Variable] = &[
     daemon(
         "DORM_NETWORK_RANGE",
         "network.range",
-        "serve: IPv4 range that boxes get their addresses from",
+        "serve: addresses of boxes, as 10.213.0.0/16 or auto",
     ),
     daemon(
         "DORM_NAMESERVERS",

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use rustix::termios::{self, OptionalActions, Termios};
 
-use crate::client::process::WindowSize;
+use crate::client::wire::WindowSize;
 
 /// What the terminal was set to before raw mode. Kept here so that a panic hook can reach it too.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);

@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::process::StartRequest;
+use super::wire::StartRequest;
 use super::{Body, Client, MAX_ANSWER, agent_path, connect, encode, full};
 use crate::exit::{Exit, Failure};
 

@@ -4,6 +4,7 @@ pub(crate) mod connect;
 pub(crate) mod guest;
 pub(crate) mod locate;
 pub(crate) mod process;
+pub(crate) mod wire;
 
 use anyhow::{Context, Result};
 use bytes::Bytes;

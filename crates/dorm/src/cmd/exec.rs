@@ -7,7 +7,7 @@ use super::{env_map, parse_env, parse_seconds, stats};
 use crate::attach::{self, Input, Options};
 use crate::cli::Global;
 use crate::client::Client;
-use crate::client::process::{Config, End, Pty, StartRequest};
+use crate::client::wire::{Config, End, Pty, StartRequest};
 use crate::exit::Quiet;
 use crate::output;
 use crate::size::Size;

@@ -7,7 +7,7 @@ use super::exec;
 use crate::attach::{self, Input};
 use crate::cli::Global;
 use crate::client::guest::{Guest, chunks};
-use crate::client::process::{Event, Selector, StartRequest};
+use crate::client::wire::{Event, Selector, StartRequest};
 use crate::exit::{Exit, Failure, Quiet};
 use crate::output;
 

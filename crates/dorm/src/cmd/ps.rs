@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::cli::Global;
 use crate::client::guest::Guest;
-use crate::client::process::{Run, StartRequest};
+use crate::client::wire::{Run, StartRequest};
 use crate::output::{self, Table, age, short_duration};
 use crate::size::Size;
 

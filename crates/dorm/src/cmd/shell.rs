@@ -8,7 +8,7 @@ use super::env_map;
 use super::exec::{Place, attached};
 use crate::attach::Input;
 use crate::cli::Global;
-use crate::client::process::{Pty, StartRequest};
+use crate::client::wire::{Pty, StartRequest};
 use crate::terminal;
 
 /// The user's own shell if the box has it, else the best there is.

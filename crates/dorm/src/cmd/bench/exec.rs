@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use super::Bench;
 use super::report::{Measurement, Samples};
 use crate::client::guest::Guest;
-use crate::client::process::StartRequest;
+use crate::client::wire::StartRequest;
 
 pub(super) const NAME: &str = "exec of true";
 const WARM_UPS: u32 = 10;

@@ -3,164 +3,28 @@
 //! Every layer is read into the same [`Layer`], so that a mistake is reported with the place it was made
 //! in. Nothing is touched before all of it is understood.
 
-use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+mod layer;
+
+use std::net::Ipv4Addr;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use dorm_engine::network::{self, GATEWAY, Range};
 use dorm_engine::{Limits, home};
 use dorm_server::config::{NetworkRange, OnShutdown};
-use serde::Deserialize;
 
 use crate::env::{self, Variable};
 use crate::exit::{Exit, Failure};
-use crate::size::Size;
+pub(crate) use layer::{Layer, LogFormat, Shutdown};
 
-pub(crate) const DEFAULTS: &str = include_str!("defaults.toml");
+pub(crate) const DEFAULTS: &str = include_str!("../defaults.toml");
+/// As large as the one that the engine chooses where none is configured; its choice takes the place of this.
+const SOME_RANGE: NetworkRange = NetworkRange {
+    base: Ipv4Addr::new(10, 128, 0, 0),
+    prefix: 16,
+};
 const SYSTEM_FILE: &str = "/etc/dorm/config.toml";
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum LogFormat {
-    /// For people
-    Text,
-    /// For machines
-    Json,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Shutdown {
-    /// They go on, and the next daemon takes them over
-    Leave,
-    /// They are stopped
-    Stop,
-}
-
-/// One source of settings. What it does not say is left to the layer below.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct Layer {
-    pub(crate) listen: Option<SocketAddr>,
-    pub(crate) data: Option<PathBuf>,
-    pub(crate) log: Option<String>,
-    pub(crate) log_format: Option<LogFormat>,
-    pub(crate) on_shutdown: Option<Shutdown>,
-    pub(crate) stop_grace: Option<f64>,
-    pub(crate) first_uid: Option<u32>,
-    pub(crate) max_agents: Option<u32>,
-    pub(crate) max_body: Option<Size>,
-    pub(crate) defaults: DefaultsLayer,
-    pub(crate) network: NetworkLayer,
-    pub(crate) pool: PoolLayer,
-    pub(crate) templates: TemplatesLayer,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct DefaultsLayer {
-    cpus: Option<f64>,
-    memory: Option<Size>,
-    disk: Option<Size>,
-    pids: Option<u32>,
-    io: Option<Size>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct NetworkLayer {
-    range: Option<String>,
-    nameservers: Option<Vec<IpAddr>>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct PoolLayer {
-    size: Option<Size>,
-    max: Option<Size>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct TemplatesLayer {
-    cache: Option<PathBuf>,
-    host_ca: Option<bool>,
-    host_ca_file: Option<PathBuf>,
-}
-
-/// Keeps the fields of `$upper` that are set, and takes the others from `$lower`.
-macro_rules! over {
-    ($upper:expr, $lower:expr, $type:ident { $($field:ident),* } $(, $($nested:ident),*)?) => {
-        $type { $($field: $upper.$field.or($lower.$field),)* $($($nested: $upper.$nested.over($lower.$nested),)*)? }
-    };
-}
-
-impl Layer {
-    fn over(self, lower: Self) -> Self {
-        over!(
-            self,
-            lower,
-            Layer {
-                listen,
-                data,
-                log,
-                log_format,
-                on_shutdown,
-                stop_grace,
-                first_uid,
-                max_agents,
-                max_body
-            },
-            defaults,
-            network,
-            pool,
-            templates
-        )
-    }
-}
-
-impl DefaultsLayer {
-    fn over(self, lower: Self) -> Self {
-        over!(
-            self,
-            lower,
-            DefaultsLayer {
-                cpus,
-                memory,
-                disk,
-                pids,
-                io
-            }
-        )
-    }
-}
-
-impl NetworkLayer {
-    fn over(self, lower: Self) -> Self {
-        over!(self, lower, NetworkLayer { range, nameservers })
-    }
-}
-
-impl PoolLayer {
-    fn over(self, lower: Self) -> Self {
-        over!(self, lower, PoolLayer { size, max })
-    }
-}
-
-impl TemplatesLayer {
-    fn over(self, lower: Self) -> Self {
-        over!(
-            self,
-            lower,
-            TemplatesLayer {
-                cache,
-                host_ca,
-                host_ca_file
-            }
-        )
-    }
-}
 
 /// Everything `dorm serve` needs to know, checked.
 #[derive(Debug, Clone)]
@@ -268,10 +132,13 @@ fn settings(layer: Layer) -> Result<Settings> {
     fn given<T>(value: Option<T>, key: &str) -> Result<T> {
         value.with_context(|| format!("`{key}` has no value"))
     }
-    let range = given(layer.network.range, "network.range")?;
-    let range: Range = range
-        .parse()
-        .with_context(|| format!("network.range is `{range}`"))?;
+    let range = match given(layer.network.range, "network.range")?.as_str() {
+        "auto" => None,
+        text => Some(
+            text.parse::<Range>()
+                .with_context(|| format!("network.range is `{text}`"))?,
+        ),
+    };
     let stop_grace = given(layer.stop_grace, "stop_grace")?;
     let cpus = given(layer.defaults.cpus, "defaults.cpus")?;
     let io = given(layer.defaults.io, "defaults.io")?.0;
@@ -290,10 +157,10 @@ fn settings(layer: Layer) -> Result<Settings> {
         },
         first_uid: given(layer.first_uid, "first_uid")?,
         max_slots: given(layer.max_agents, "max_agents")?,
-        network_range: NetworkRange {
-            base: range.base,
-            prefix: range.prefix,
-        },
+        network_range: range.map_or(SOME_RANGE, |r| NetworkRange {
+            base: r.base,
+            prefix: r.prefix,
+        }),
         nameservers: vec![GATEWAY.to_string()],
         on_shutdown: match given(layer.on_shutdown, "on_shutdown")? {
             Shutdown::Leave => OnShutdown::Leave,

@@ -1,0 +1,150 @@
+//! One layer of the configuration, and how layers lie over each other.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::size::Size;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogFormat {
+    /// For people
+    Text,
+    /// For machines
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Shutdown {
+    /// They go on, and the next daemon takes them over
+    Leave,
+    /// They are stopped
+    Stop,
+}
+
+/// One source of settings. What it does not say is left to the layer below.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Layer {
+    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) data: Option<PathBuf>,
+    pub(crate) log: Option<String>,
+    pub(crate) log_format: Option<LogFormat>,
+    pub(crate) on_shutdown: Option<Shutdown>,
+    pub(crate) stop_grace: Option<f64>,
+    pub(crate) first_uid: Option<u32>,
+    pub(crate) max_agents: Option<u32>,
+    pub(crate) max_body: Option<Size>,
+    pub(crate) defaults: DefaultsLayer,
+    pub(crate) network: NetworkLayer,
+    pub(crate) pool: PoolLayer,
+    pub(crate) templates: TemplatesLayer,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct DefaultsLayer {
+    pub(crate) cpus: Option<f64>,
+    pub(crate) memory: Option<Size>,
+    pub(crate) disk: Option<Size>,
+    pub(crate) pids: Option<u32>,
+    pub(crate) io: Option<Size>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct NetworkLayer {
+    pub(crate) range: Option<String>,
+    pub(crate) nameservers: Option<Vec<IpAddr>>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct PoolLayer {
+    pub(crate) size: Option<Size>,
+    pub(crate) max: Option<Size>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct TemplatesLayer {
+    pub(crate) cache: Option<PathBuf>,
+    pub(crate) host_ca: Option<bool>,
+    pub(crate) host_ca_file: Option<PathBuf>,
+}
+
+/// Keeps the fields of `$upper` that are set, and takes the others from `$lower`.
+macro_rules! over {
+    ($upper:expr, $lower:expr, $type:ident { $($field:ident),* } $(, $($nested:ident),*)?) => {
+        $type { $($field: $upper.$field.or($lower.$field),)* $($($nested: $upper.$nested.over($lower.$nested),)*)? }
+    };
+}
+
+impl Layer {
+    pub(crate) fn over(self, lower: Self) -> Self {
+        over!(
+            self,
+            lower,
+            Layer {
+                listen,
+                data,
+                log,
+                log_format,
+                on_shutdown,
+                stop_grace,
+                first_uid,
+                max_agents,
+                max_body
+            },
+            defaults,
+            network,
+            pool,
+            templates
+        )
+    }
+}
+
+impl DefaultsLayer {
+    pub(crate) fn over(self, lower: Self) -> Self {
+        over!(
+            self,
+            lower,
+            DefaultsLayer {
+                cpus,
+                memory,
+                disk,
+                pids,
+                io
+            }
+        )
+    }
+}
+
+impl NetworkLayer {
+    pub(crate) fn over(self, lower: Self) -> Self {
+        over!(self, lower, NetworkLayer { range, nameservers })
+    }
+}
+
+impl PoolLayer {
+    pub(crate) fn over(self, lower: Self) -> Self {
+        over!(self, lower, PoolLayer { size, max })
+    }
+}
+
+impl TemplatesLayer {
+    pub(crate) fn over(self, lower: Self) -> Self {
+        over!(
+            self,
+            lower,
+            TemplatesLayer {
+                cache,
+                host_ca,
+                host_ca_file
+            }
+        )
+    }
+}
