@@ -1,1 +1,183 @@
-fn main() {}
+//! Process 1 of every box: reaps, runs commands, serves files, and speaks the envd protocol.
+//!
+//! ```text
+//!  boot (descriptor 3) ──▶ http::Server on an abstract socket ──▶ run::Runs, files
+//!                               reaper (SIGCHLD) ────────────────▶ run::Runs
+//!                               shutdown (SIGTERM)
+//! ```
+//!
+//! One thread runs everything that waits; what blocks on files runs on threads that come and go. Nothing
+//! here may stand in the way of a memory image: no io_uring, and no descriptor that leads out of the box.
+
+mod boot;
+mod files;
+mod http;
+mod identity;
+mod log;
+mod memory;
+mod reaper;
+mod request;
+mod run;
+mod settings;
+mod shutdown;
+mod sys;
+mod users;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dorm_proto::boot::{BootConfig, Command, PROTOCOL_VERSION};
+use dorm_proto::process::{ProcessConfig, StartRequest};
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::http::Server;
+use crate::log::log;
+use crate::run::Runs;
+use crate::settings::Settings;
+
+const LOG_FOLDER: &str = "/var/log/dorm";
+const RUNS_FOLDER: &str = "/var/lib/dorm/runs";
+
+fn main() -> ExitCode {
+    memory::set_up();
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["--version"] => {
+            #[expect(clippy::print_stdout, reason = "it was asked for")]
+            {
+                println!(
+                    "dorm-guest {} (protocol {PROTOCOL_VERSION})",
+                    env!("CARGO_PKG_VERSION")
+                );
+            }
+            ExitCode::SUCCESS
+        }
+        ["--standalone", socket] => report(standalone(Path::new(socket))),
+        [] => report(init()),
+        _ => {
+            eprintln!("usage: dorm-guest [--version | --standalone SOCKET]");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn report(result: io::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            log!("{e}");
+            eprintln!("dorm-guest: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// As process 1 of a box, told by the daemon what the box is.
+fn init() -> io::Result<()> {
+    let socket = boot::BootSocket::take()?;
+    log::set_up(Path::new(LOG_FOLDER));
+    let prepared = socket.receive().and_then(|config| {
+        boot::apply(&config);
+        Ok((config, boot::listen()?))
+    });
+    let (config, listener) = match prepared {
+        Ok(prepared) => prepared,
+        Err(e) => {
+            socket.failed(&io::Error::new(e.kind(), e.to_string()));
+            return Err(e);
+        }
+    };
+    log!(
+        "guest {} for agent {}",
+        env!("CARGO_PKG_VERSION"),
+        config.agent_id
+    );
+    serve(&config, listener, Path::new(RUNS_FOLDER), Some(socket))
+}
+
+/// Outside of a box, for tests: serves anyone on a socket file, and keeps its state beside it.
+fn standalone(socket: &Path) -> io::Result<()> {
+    let state = PathBuf::from(format!("{}.d", socket.display()));
+    log::set_up(&state);
+    let listener = http::bind(socket)?;
+    serve(&BootConfig::default(), listener, &state.join("runs"), None)
+}
+
+fn serve(
+    config: &BootConfig,
+    listener: std::os::unix::net::UnixListener,
+    runs_folder: &Path,
+    boot: Option<boot::BootSocket>,
+) -> io::Result<()> {
+    set_up_process();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_keep_alive(Duration::from_secs(5))
+        .thread_stack_size(1 << 20)
+        .max_blocking_threads(256)
+        .build()?;
+    runtime
+        .block_on(async {
+            let settings = Arc::new(Settings::new(config));
+            let runs = Arc::new(Runs::new(settings.clone(), runs_folder.to_owned()));
+            let children = reaper::start(runs.clone())?;
+            let mut terminate = signal(SignalKind::terminate())?;
+            let listener = UnixListener::from_std(listener)?;
+            let server = Server::new(settings.clone(), runs.clone());
+            let in_box = boot.is_some();
+            if let Some(socket) = boot {
+                socket.ready()?;
+            }
+            tokio::spawn(server.serve(listener, in_box));
+            if let Some(command) = &config.start_command {
+                start(&settings, &runs, command);
+            }
+            terminate.recv().await;
+            shutdown::stop(&runs, children).await;
+            Ok(())
+        })
+        .inspect(|()| {
+            // Threads that wait for a file system must not keep the box from ending.
+            runtime.shutdown_background();
+        })
+}
+
+/// What every run inherits: no ignored signals but Rust's SIGPIPE, which `spawn` undoes, and an ordinary umask.
+fn set_up_process() {
+    // SAFETY: resetting dispositions and the umask touches no memory of ours; no other thread runs yet.
+    unsafe {
+        for number in (1..=libc::SIGRTMAX()).filter(|n| *n != libc::SIGPIPE) {
+            libc::signal(number, libc::SIG_DFL);
+        }
+        libc::umask(0o022);
+    }
+}
+
+/// Runs the box's start command as a kept run, so that its output can be asked for.
+fn start(settings: &Settings, runs: &Arc<Runs>, command: &Command) {
+    let request = StartRequest {
+        process: ProcessConfig {
+            cmd: "/bin/bash".into(),
+            args: vec!["-l".into(), "-c".into(), command.command.clone()],
+            ..Default::default()
+        }
+        .into(),
+        tag: Some("start".into()),
+        stdin: Some(false),
+        keep: true,
+        ..Default::default()
+    };
+    let name = command.user.clone().unwrap_or_else(|| settings.default_user());
+    let Some(user) = users::find(&name) else {
+        log!("the start command is not run: there is no user '{name}'");
+        return;
+    };
+    match runs.start(&request, &user, None) {
+        Ok((run, _)) => log!("the start command is run {}", run.id),
+        Err(e) => log!("the start command is not run: {e}"),
+    }
+}

@@ -1,0 +1,271 @@
+//! `/dorm/tar`: whole folders as tar streams, both ways, with the rights of the user.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use bytes::{Buf, Bytes, BytesMut};
+use futures_util::StreamExt;
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use tar::{Archive, Builder, EntryType, Header, HeaderMode};
+use tokio::sync::mpsc;
+
+use super::body::{self, Body, Failure};
+use super::upload::{bytes_of, drain};
+use crate::files::{ops, path};
+use crate::identity;
+use crate::log::log;
+use crate::settings::Settings;
+
+const CHUNK: usize = 256 * 1024;
+const IN_FLIGHT: usize = 4;
+
+/// Streams a folder's contents, or one file under its name.
+pub(super) async fn pack(settings: &Settings, request: Request<Incoming>) -> Result<Response<Body>, Failure> {
+    let query = body::query(request.uri())?;
+    let user = body::user(settings, request.headers(), &query)?;
+    let source = path::resolve(&user, body::path(&query)?);
+    let (checked, told) = (source.clone(), source.display().to_string());
+    // A folder that cannot be read is better refused now than cut off later.
+    let check = move || {
+        let metadata = fs::metadata(&checked)?;
+        if metadata.is_dir() {
+            fs::read_dir(&checked).map(drop)
+        } else {
+            fs::File::open(&checked).map(drop)
+        }
+    };
+    identity::run(user.clone(), check)
+        .await
+        .map_err(|e| Failure::file(&told, &e))?;
+    let (sender, from) = mpsc::channel(IN_FLIGHT);
+    tokio::task::spawn_blocking(move || {
+        let mut out = ChunkWriter {
+            sender,
+            buf: BytesMut::with_capacity(CHUNK),
+        };
+        let packed = identity::with(&user, || pack_to(&source, &mut out));
+        if let Err(e) = packed.and_then(|()| out.flush()) {
+            log!("{told} was not packed to the end: {e}");
+            let _ = out.sender.blocking_send(Err(e));
+        }
+    });
+    crate::memory::trim_soon();
+    let mut response = Response::new(Body::Chunks { from, left: None });
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/x-tar"),
+    );
+    Ok(response)
+}
+
+fn pack_to(source: &Path, out: &mut ChunkWriter) -> io::Result<()> {
+    let mut builder = Builder::new(out);
+    builder.mode(HeaderMode::Complete);
+    builder.follow_symlinks(false);
+    if fs::metadata(source)?.is_dir() {
+        pack_folder(&mut builder, source, Path::new(""))?;
+    } else {
+        let source = fs::canonicalize(source)?;
+        let name = PathBuf::from(source.file_name().unwrap_or_default());
+        pack_one(&mut builder, &source, &name)?;
+    }
+    builder.finish()
+}
+
+fn pack_folder<W: Write>(builder: &mut Builder<W>, folder: &Path, name: &Path) -> io::Result<()> {
+    let mut entries: Vec<_> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        pack_one(builder, &entry.path(), &name.join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
+fn pack_one<W: Write>(builder: &mut Builder<W>, source: &Path, name: &Path) -> io::Result<()> {
+    let with_path = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", source.display()));
+    let metadata = match fs::symlink_metadata(source) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        metadata => metadata.map_err(with_path)?,
+    };
+    let mut header = Header::new_gnu();
+    header.set_metadata(&metadata);
+    if metadata.is_dir() {
+        header.set_size(0);
+        builder.append_data(&mut header, name, io::empty())?;
+        pack_folder(builder, source, name).map_err(with_path)
+    } else if metadata.is_symlink() {
+        let target = fs::read_link(source).map_err(with_path)?;
+        header.set_size(0);
+        builder.append_link(&mut header, name, target)
+    } else if metadata.is_file() {
+        let file = fs::File::open(source).map_err(with_path)?;
+        let size = file.metadata()?.len();
+        header.set_size(size);
+        // Exactly as many bytes as the header says, even if the file changes meanwhile.
+        builder.append_data(&mut header, name, file.chain(io::repeat(0)).take(size))
+    } else {
+        // Sockets, pipes and devices mean nothing elsewhere.
+        Ok(())
+    }
+}
+
+/// Sends what is written in large chunks.
+struct ChunkWriter {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    buf: BytesMut,
+}
+
+impl Write for ChunkWriter {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.buf.extend_from_slice(data);
+        if self.buf.len() >= CHUNK {
+            self.flush()?;
+        }
+        Ok(data.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let full = std::mem::replace(&mut self.buf, BytesMut::with_capacity(CHUNK)).freeze();
+        if full.is_empty() {
+            return Ok(());
+        }
+        self.sender
+            .blocking_send(Ok(full))
+            .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))
+    }
+}
+
+/// Unpacks a tar stream into a folder, which is made if needed.
+pub(super) async fn unpack(
+    settings: &Settings,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Failure> {
+    let query = body::query(request.uri())?;
+    let user = body::user(settings, request.headers(), &query)?;
+    let target = path::resolve(&user, body::path(&query)?);
+    let told = target.display().to_string();
+    let (parts, body) = request.into_parts();
+    let mut bytes = bytes_of(&parts.headers, body)?;
+    let (sender, received) = mpsc::channel(IN_FLIGHT);
+    let thread = tokio::task::spawn_blocking(move || {
+        identity::with(&user, || {
+            unpack_from(
+                ChunkReader {
+                    received,
+                    current: Bytes::new(),
+                },
+                &target,
+            )
+        })
+    });
+    while let Some(chunk) = bytes.next().await {
+        let failed = chunk.is_err();
+        if sender.send(chunk).await.is_err() || failed {
+            break;
+        }
+    }
+    drop(sender);
+    let unpacked = thread.await.unwrap_or_else(|e| Err(io::Error::other(e)));
+    crate::memory::trim_soon();
+    if let Err(e) = unpacked {
+        drain(bytes).await;
+        return Err(Failure::file(&told, &e));
+    }
+    Ok(body::empty(StatusCode::NO_CONTENT))
+}
+
+fn refuse(name: &Path, why: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("the archive's '{}' {why}", name.display()),
+    )
+}
+
+fn unpack_from(reader: ChunkReader, target: &Path) -> io::Result<()> {
+    ops::make_folders(target)?;
+    let target = fs::canonicalize(target)?;
+    let mut archive = Archive::new(reader);
+    archive.set_preserve_permissions(true);
+    archive.set_preserve_mtime(true);
+    archive.set_overwrite(true);
+    // Folders last and the innermost first, so that neither their modes nor their times stand in the way.
+    let mut folders = Vec::new();
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let name = PathBuf::from(std::ffi::OsStr::from_bytes(&entry.path_bytes()));
+        if name.components().any(|c| c == Component::ParentDir) {
+            return Err(refuse(&name, "leads out of the folder"));
+        }
+        match entry.header().entry_type() {
+            EntryType::Directory => {
+                make_inside(&target, &name)?;
+                folders.push(entry);
+            }
+            EntryType::Regular
+            | EntryType::Continuous
+            | EntryType::GNUSparse
+            | EntryType::Symlink
+            | EntryType::Link => {
+                if !entry.unpack_in(&target)? {
+                    return Err(refuse(&name, "leads out of the folder"));
+                }
+            }
+            EntryType::XGlobalHeader => {}
+            _ => return Err(refuse(&name, "is neither a file, a folder nor a link")),
+        }
+    }
+    folders.sort_by(|a, b| b.path_bytes().cmp(&a.path_bytes()));
+    for mut folder in folders {
+        folder.unpack_in(&target)?;
+    }
+    Ok(())
+}
+
+/// Makes a folder of the archive, unless a link leads its path elsewhere.
+fn make_inside(target: &Path, name: &Path) -> io::Result<()> {
+    let mut path = target.to_owned();
+    for part in name.components() {
+        if let Component::Normal(part) = part {
+            path.push(part);
+            match fs::symlink_metadata(&path) {
+                Ok(m) if m.is_dir() => {}
+                Ok(_) => {
+                    let inside = fs::canonicalize(&path)?;
+                    if !inside.starts_with(target) || !fs::metadata(&inside)?.is_dir() {
+                        return Err(refuse(name, "leads out of the folder"));
+                    }
+                }
+                Err(_) => fs::create_dir(&path)?,
+            }
+        }
+    }
+    // Files still have to be put into it, whatever mode it gets in the end.
+    let mode = fs::metadata(&path)?.mode();
+    if mode & 0o700 != 0o700 {
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode | 0o700))?;
+    }
+    Ok(())
+}
+
+struct ChunkReader {
+    received: mpsc::Receiver<io::Result<Bytes>>,
+    current: Bytes,
+}
+
+impl Read for ChunkReader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        while self.current.is_empty() {
+            match self.received.blocking_recv() {
+                Some(chunk) => self.current = chunk?,
+                None => return Ok(0),
+            }
+        }
+        let n = self.current.len().min(buf.len());
+        self.current.copy_to_slice(&mut buf[..n]);
+        Ok(n)
+    }
+}

@@ -1,0 +1,93 @@
+//! Lets one thread act on files with a user's rights.
+//!
+//! The kernel keeps credentials per thread; it is the C library that spreads them over all threads. The
+//! raw calls here change only the calling thread, for as long as a closure runs. A thread with a
+//! file-system uid other than 0 also loses the capabilities that override file permissions, and gets them
+//! back with uid 0.
+
+use std::io;
+
+use crate::sys;
+use crate::users::User;
+
+struct Assumed {
+    groups: Vec<libc::gid_t>,
+}
+
+fn set_groups(groups: &[libc::gid_t]) -> io::Result<()> {
+    // SAFETY: the kernel reads `len` group ids from the live slice.
+    let r = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+    if r < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+fn own_groups() -> io::Result<Vec<libc::gid_t>> {
+    // SAFETY: with a size of 0 the kernel only counts; then it fills at most as many as the vector holds.
+    unsafe {
+        let n = sys::check(libc::getgroups(0, std::ptr::null_mut()))?;
+        let mut groups = vec![0; n as usize];
+        let n = sys::check(libc::getgroups(n, groups.as_mut_ptr()))?;
+        groups.truncate(n as usize);
+        Ok(groups)
+    }
+}
+
+fn set_fs_ids(uid: u32, gid: u32) -> io::Result<()> {
+    // SAFETY: both calls take integers. They report no error, so the second pair asks what holds now.
+    let (now_uid, now_gid) = unsafe {
+        libc::syscall(libc::SYS_setfsgid, gid);
+        libc::syscall(libc::SYS_setfsuid, uid);
+        (
+            libc::syscall(libc::SYS_setfsuid, -1),
+            libc::syscall(libc::SYS_setfsgid, -1),
+        )
+    };
+    if now_uid == i64::from(uid) && now_gid == i64::from(gid) {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EPERM))
+    }
+}
+
+impl Assumed {
+    fn new(user: &User) -> io::Result<Self> {
+        let assumed = Self {
+            groups: own_groups()?,
+        };
+        set_groups(&user.groups)?;
+        set_fs_ids(user.uid, user.gid)?;
+        Ok(assumed)
+    }
+}
+
+impl Drop for Assumed {
+    fn drop(&mut self) {
+        // A thread that cannot go back must not serve anyone else.
+        if set_fs_ids(0, 0).is_err() || set_groups(&self.groups).is_err() {
+            std::process::abort();
+        }
+    }
+}
+
+/// Runs `f` with the file rights of `user`. For blocking threads only: `f` must not yield.
+pub(crate) fn with<T>(user: &User, f: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    if user.uid == 0 || !sys::is_root() {
+        return f();
+    }
+    let _assumed = Assumed::new(user)?;
+    f()
+}
+
+/// Runs `f` on a blocking thread with the file rights of `user`.
+pub(crate) async fn run<T: Send + 'static>(
+    user: User,
+    f: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    match tokio::task::spawn_blocking(move || with(&user, f)).await {
+        Ok(result) => result,
+        Err(e) => Err(io::Error::other(e)),
+    }
+}

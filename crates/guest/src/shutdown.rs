@@ -1,0 +1,43 @@
+//! The orderly end of a box: everyone is asked to end, has some seconds, and is then made to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::log::log;
+use crate::run::{Run, Runs};
+use crate::sys;
+
+/// The daemon waits a little longer than this before it kills the box.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// Signals every other process of the box; outside of a box, only the runs.
+fn signal_all(runs: &[Arc<Run>], signal: i32) {
+    if sys::is_init() {
+        let _ = sys::kill(-1, signal);
+        return;
+    }
+    for run in runs.iter().filter(|r| r.alive()) {
+        let _ = run.signal(signal, true);
+    }
+}
+
+pub(crate) async fn stop(runs: &Runs, mut children: watch::Receiver<bool>) {
+    log!("stopping");
+    let running = runs.stop();
+    signal_all(&running, libc::SIGTERM);
+    for run in &running {
+        run.hang_up();
+    }
+    // A process that is stopped hears no other signal.
+    signal_all(&running, libc::SIGCONT);
+    let gone = children.wait_for(|left| !left);
+    if tokio::time::timeout(PATIENCE, gone).await.is_err() {
+        log!("some processes did not end within {PATIENCE:?} and are killed");
+        signal_all(&running, libc::SIGKILL);
+        let gone = children.wait_for(|left| !left);
+        let _ = tokio::time::timeout(Duration::from_secs(1), gone).await;
+    }
+    log!("stopped");
+}

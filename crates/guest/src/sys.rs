@@ -1,0 +1,111 @@
+//! The few system calls that std and tokio do not give, each with its errors as `io::Error`.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use tokio::io::unix::AsyncFd;
+
+/// The result of a call that answers -1 and sets `errno`.
+pub(crate) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+pub(crate) fn set_cloexec(fd: RawFd) -> io::Result<()> {
+    // SAFETY: F_SETFD takes an integer and touches no memory of ours.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) }).map(drop)
+}
+
+pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: F_GETFL and F_SETFL take and give integers.
+    unsafe {
+        let flags = check(libc::fcntl(fd.as_raw_fd(), libc::F_GETFL))?;
+        check(libc::fcntl(
+            fd.as_raw_fd(),
+            libc::F_SETFL,
+            flags | libc::O_NONBLOCK,
+        ))
+        .map(drop)
+    }
+}
+
+/// A pipe, reading end first, both ends closed on exec.
+pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut fds = [-1; 2];
+    // SAFETY: `fds` has room for the two descriptors, which nobody else owns.
+    unsafe {
+        check(libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC))?;
+        Ok((OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])))
+    }
+}
+
+/// Reads without waiting; for use inside `AsyncFd::try_io`.
+pub(crate) fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the pointer and the length are those of a live, exclusive slice.
+    let n = unsafe { libc::read(fd.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len()) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+fn write(fd: BorrowedFd<'_>, buf: &[u8]) -> io::Result<usize> {
+    // SAFETY: the pointer and the length are those of a live slice.
+    let n = unsafe { libc::write(fd.as_raw_fd(), buf.as_ptr().cast(), buf.len()) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// Writes all of `buf`, waiting for room as needed.
+pub(crate) async fn write_all(fd: &AsyncFd<OwnedFd>, mut buf: &[u8]) -> io::Result<()> {
+    use std::os::fd::AsFd;
+    while !buf.is_empty() {
+        let mut ready = fd.writable().await?;
+        match ready.try_io(|fd| write(fd.get_ref().as_fd(), buf)) {
+            Ok(Ok(n)) => buf = &buf[n..],
+            Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
+            Ok(Err(e)) => return Err(e),
+            Err(_would_block) => {}
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: kill takes two integers.
+    check(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+pub(crate) fn is_init() -> bool {
+    std::process::id() == 1
+}
+
+pub(crate) fn is_root() -> bool {
+    // SAFETY: geteuid has no arguments and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Fills `buf` from the kernel's random source.
+pub(crate) fn random(buf: &mut [u8]) {
+    // SAFETY: the pointer and the length are those of a live, exclusive slice.
+    let n = unsafe { libc::getrandom(buf.as_mut_ptr().cast(), buf.len(), 0) };
+    assert_eq!(
+        usize::try_from(n),
+        Ok(buf.len()),
+        "the kernel's random source answers"
+    );
+}
+
+/// One identifier of 16 hexadecimal digits.
+pub(crate) fn random_id() -> String {
+    let mut bytes = [0; 8];
+    random(&mut bytes);
+    format!("{:016x}", u64::from_ne_bytes(bytes))
+}
+
+/// Milliseconds since the epoch.
+pub(crate) fn now_ms() -> i64 {
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
+}
