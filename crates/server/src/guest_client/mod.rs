@@ -95,7 +95,12 @@ impl GuestClient {
     /// Starts a command. Dropping what is returned leaves it running.
     pub async fn start(&self, run: &Run<'_>) -> Result<Running, GuestError> {
         let request = StartRequest {
-            process: Process { cmd: run.command, args: run.args, envs: &run.env, cwd: run.workdir },
+            process: Process {
+                cmd: run.command,
+                args: run.args,
+                envs: &run.env,
+                cwd: run.workdir,
+            },
             stdin: false,
             user: run.user,
         };
@@ -109,7 +114,9 @@ impl GuestClient {
         if response.status() != StatusCode::OK {
             return Err(refusal(response).await);
         }
-        Ok(Running { envelopes: Envelopes::new(response.into_body()) })
+        Ok(Running {
+            envelopes: Envelopes::new(response.into_body()),
+        })
     }
 
     /// Writes a file as `root`, and makes the directories above it.
@@ -166,7 +173,9 @@ impl Running {
                 serde_json::from_slice(&message).map_err(|e| GuestError::Protocol(e.to_string()))?;
             let Event { data, end } = message.event;
             if let Some(output) = data.and_then(|data| data.stdout.or(data.stderr)) {
-                let output = BASE64.decode(output).map_err(|e| GuestError::Protocol(e.to_string()))?;
+                let output = BASE64
+                    .decode(output)
+                    .map_err(|e| GuestError::Protocol(e.to_string()))?;
                 return Ok(Next::Output(output));
             }
             if let Some(exit) = end {
