@@ -42,6 +42,13 @@ pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     }
 }
 
+/// Hands a descriptor that does not block to the runtime.
+pub(crate) fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` stays open, and the same descriptor, until it is dropped, which the `AsyncFd` does after it has
+    // taken it out of the runtime.
+    Ok(unsafe { AsyncFd::register(fd) }?)
+}
+
 /// Reads without waiting; for use inside `AsyncFd::try_io`.
 pub(crate) fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<usize> {
     // SAFETY: the pointer and the length are those of a live, exclusive slice.

@@ -154,7 +154,7 @@ impl Prepared {
     pub(super) fn watch(self, user: User) -> io::Result<Inotify> {
         Ok(Inotify {
             user,
-            fd: AsyncFd::register(self.fd)?,
+            fd: sys::watched(self.fd)?,
             root: self.root,
             recursive: self.recursive,
             folders: self.folders,

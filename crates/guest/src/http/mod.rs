@@ -56,7 +56,6 @@ impl Server {
             .with_compression_policy(CompressionPolicy::disabled());
         Self {
             settings,
-            runs,
             rpc,
             metrics: Arc::default(),
         }

@@ -33,9 +33,9 @@ struct Wiring {
     outputs: Vec<(Stream, Arc<AsyncFd<OwnedFd>>)>,
 }
 
-fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+fn nonblocking(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     sys::set_nonblocking(fd.as_fd())?;
-    AsyncFd::register(fd)
+    sys::watched(fd)
 }
 
 fn wire(request: &StartRequest, user: &User) -> Result<Wiring, ConnectError> {
@@ -57,7 +57,7 @@ fn wire(request: &StartRequest, user: &User) -> Result<Wiring, ConnectError> {
 
 fn wire_terminal(cols: u16, rows: u16, user: &User) -> io::Result<Wiring> {
     let (master, slave) = pty::open(cols, rows, user.uid)?;
-    let master = Arc::new(AsyncFd::register(master)?);
+    let master = Arc::new(sys::watched(master)?);
     Ok(Wiring {
         child: [slave.try_clone()?, slave.try_clone()?, slave],
         stdin: None,
@@ -69,7 +69,7 @@ fn wire_terminal(cols: u16, rows: u16, user: &User) -> io::Result<Wiring> {
 fn wire_pipes(with_stdin: bool) -> io::Result<Wiring> {
     let (child_in, stdin) = if with_stdin {
         let (read, write) = sys::pipe()?;
-        (read, Some(watched(write)?))
+        (read, Some(nonblocking(write)?))
     } else {
         (std::fs::File::open("/dev/null")?.into(), None)
     };
@@ -80,8 +80,8 @@ fn wire_pipes(with_stdin: bool) -> io::Result<Wiring> {
         stdin,
         terminal: None,
         outputs: vec![
-            (Stream::Stdout, Arc::new(watched(out)?)),
-            (Stream::Stderr, Arc::new(watched(err)?)),
+            (Stream::Stdout, Arc::new(nonblocking(out)?)),
+            (Stream::Stderr, Arc::new(nonblocking(err)?)),
         ],
     })
 }
