@@ -91,17 +91,26 @@ impl KeyRing {
     /// Makes a key. The secret is known to the caller alone.
     pub async fn create(&self, workspace: &Workspace, name: &str) -> Result<(KeyRecord, String)> {
         let secret = new_secret();
-        let key = KeyRecord {
-            id: Id::random(),
-            workspace: workspace.clone(),
-            name: name.to_owned(),
-            prefix: secret[..PREFIX_LEN].to_owned(),
-            hash: *blake3::hash(secret.as_bytes()).as_bytes(),
-            created: now(),
-            last_used: None,
-        };
+        let key = new_key(workspace, name, &secret);
         self.store.insert_key(&key).await?;
         Ok((key, secret))
+    }
+
+    /// Makes the first key and puts it into a file. The file comes first: a key that is in the store
+    /// alone would be known to nobody.
+    pub(crate) async fn create_first(
+        &self,
+        workspace: &Workspace,
+        file: &Path,
+    ) -> Result<std::io::Result<()>> {
+        let secret = new_secret();
+        if let Err(error) = write_key_file(file, &secret) {
+            return Ok(Err(error));
+        }
+        self.store
+            .insert_key(&new_key(workspace, "first", &secret))
+            .await?;
+        Ok(Ok(()))
     }
 
     pub async fn list(&self, workspace: &Workspace) -> Result<Vec<KeyRecord>> {
@@ -177,8 +186,20 @@ fn new_secret() -> String {
         .fold("e2b_".to_owned(), |secret, byte| secret + &format!("{byte:02x}"))
 }
 
-/// Puts the first key where the CLI finds it. The file is whole or absent, and only its owner's.
-pub(crate) fn write_key_file(path: &Path, secret: &str) -> std::io::Result<()> {
+fn new_key(workspace: &Workspace, name: &str, secret: &str) -> KeyRecord {
+    KeyRecord {
+        id: Id::random(),
+        workspace: workspace.clone(),
+        name: name.to_owned(),
+        prefix: secret[..PREFIX_LEN].to_owned(),
+        hash: *blake3::hash(secret.as_bytes()).as_bytes(),
+        created: now(),
+        last_used: None,
+    }
+}
+
+/// The file is whole or absent, and only its owner's.
+fn write_key_file(path: &Path, secret: &str) -> std::io::Result<()> {
     let new = path.with_extension("new");
     let _ = std::fs::remove_file(&new);
     let mut file = std::fs::OpenOptions::new()

@@ -9,5 +9,9 @@ pub mod keys;
 pub mod lifecycle;
 pub mod metrics;
 pub mod records;
+mod serve;
 pub mod store;
 pub mod templates;
+
+pub use config::Config;
+pub use serve::{ServeError, serve};

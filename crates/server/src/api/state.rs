@@ -13,6 +13,7 @@ use crate::keys::KeyRing;
 use crate::lifecycle::Registry;
 use crate::metrics::Metrics;
 use crate::store::Store;
+use crate::templates::Templates;
 
 #[derive(Clone)]
 pub struct AppState(Arc<Shared>);
@@ -25,6 +26,7 @@ pub struct Shared {
     pub registry: Arc<Registry>,
     pub keys: Arc<KeyRing>,
     pub metrics: Arc<Metrics>,
+    pub templates: Arc<Templates>,
     /// Slots for the boxes in which templates are built.
     pub build_slots: Arc<BuildSlots>,
     pub guests: Guests,

@@ -194,10 +194,21 @@ pub struct BuildTemplate {
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Progress {
     /// A new step begins; `step` of `steps`, counted from 1.
-    Step { step: u32, steps: u32, title: String },
-    Log { line: String },
-    Done { template: Template, cached: bool },
-    Error { error: ErrorBody },
+    Step {
+        step: u32,
+        steps: u32,
+        title: String,
+    },
+    Log {
+        line: String,
+    },
+    Done {
+        template: Template,
+        cached: bool,
+    },
+    Error {
+        error: ErrorBody,
+    },
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

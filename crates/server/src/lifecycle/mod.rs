@@ -58,3 +58,4 @@ pub use create::Creation;
 pub use reconcile::ReconcileError;
 pub use registry::{Parts, Registry};
 pub use trouble::Trouble;
+pub(crate) use trouble::in_full;

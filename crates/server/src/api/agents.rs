@@ -1,0 +1,243 @@
+//! `/v1/agents`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::State;
+use dorm_engine::{BoxStats, HomeUsage};
+use http::StatusCode;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::errors::{ApiError, ApiResult};
+use super::extract::{Json, Path, Query};
+use super::state::AppState;
+use super::types::{self, Agent, ErrorBody, Event, NewAgent, Stats, StopRequest};
+use super::validate;
+use crate::lifecycle::{self, Creation};
+use crate::records::{Lifetime, Workspace};
+
+/// An agent of a request that names none is made from this template.
+const DEFAULT_TEMPLATE: &str = "base";
+
+pub(super) fn router() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new()
+        .routes(routes!(create, list))
+        .routes(routes!(show, delete))
+        .routes(routes!(start))
+        .routes(routes!(stop))
+        .routes(routes!(stats))
+        .routes(routes!(events))
+}
+
+/// Create an agent
+#[utoipa::path(post, path = "/v1/agents", tag = "agents", request_body = NewAgent, responses(
+    (status = 201, body = Agent),
+    (status = 400, body = ErrorBody),
+    (status = 404, description = "No such template", body = ErrorBody),
+    (status = 409, description = "The name is taken", body = ErrorBody),
+    (status = 507, description = "No space", body = ErrorBody),
+))]
+async fn create(
+    State(state): State<AppState>,
+    Extension(workspace): Extension<Workspace>,
+    Json(new): Json<NewAgent>,
+) -> ApiResult<(StatusCode, Json<Agent>)> {
+    let creation = Creation {
+        workspace,
+        spec: validate::spec(&new, &state.config.defaults)?,
+        name: new.name,
+        template: new.template.unwrap_or_else(|| DEFAULT_TEMPLATE.to_owned()),
+        lifetime: match new.lifetime {
+            Some(types::Lifetime::Ephemeral) => Lifetime::Ephemeral,
+            Some(types::Lifetime::Persistent) | None => Lifetime::Persistent,
+        },
+        start: new.start,
+    };
+    let agent = state.registry.create(creation).await?;
+    Ok((StatusCode::CREATED, Json(on_wire(&state, &agent))))
+}
+
+/// List agents, by name
+#[utoipa::path(get, path = "/v1/agents", tag = "agents", responses((status = 200, body = Vec<Agent>)))]
+async fn list(State(state): State<AppState>, Extension(workspace): Extension<Workspace>) -> Json<Vec<Agent>> {
+    Json(
+        state
+            .registry
+            .list(&workspace)
+            .iter()
+            .map(|agent| on_wire(&state, agent))
+            .collect(),
+    )
+}
+
+/// Show an agent
+#[utoipa::path(get, path = "/v1/agents/{agent}", tag = "agents", params(("agent", description = "Name or id")),
+    responses((status = 200, body = Agent), (status = 404, body = ErrorBody)))]
+async fn show(
+    State(state): State<AppState>,
+    Extension(workspace): Extension<Workspace>,
+    Path(agent): Path<String>,
+) -> ApiResult<Json<Agent>> {
+    let agent = state.registry.get(&workspace, &agent)?;
+    Ok(Json(on_wire(&state, &agent)))
+}
+
+/// Delete an agent, its box and its home
+#[utoipa::path(delete, path = "/v1/agents/{agent}", tag = "agents", params(("agent", description = "Name or id")),
+    responses((status = 204), (status = 404, body = ErrorBody)))]
+async fn delete(
+    State(state): State<AppState>,
+    Extension(workspace): Extension<Workspace>,
+    Path(agent): Path<String>,
+) -> ApiResult<StatusCode> {
+    state.registry.get(&workspace, &agent)?.delete().await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Start an agent
+///
+/// Answers when its guest does. A running agent is left as it is; a failed one is tried again.
+#[utoipa::path(post, path = "/v1/agents/{agent}/start", tag = "agents",
+    params(("agent", description = "Name or id")), responses(
+    (status = 200, body = Agent),
+    (status = 404, body = ErrorBody),
+    (status = 409, description = "It is being deleted", body = ErrorBody),
+    (status = 500, description = "It did not start; the message says why", body = ErrorBody),
+))]
+async fn start(
+    State(state): State<AppState>,
+    Extension(workspace): Extension<Workspace>,
+    Path(agent): Path<String>,
+) -> ApiResult<Json<Agent>> {
+    let agent = state.registry.get(&workspace, &agent)?;
+    agent.start().await?;
+    Ok(Json(on_wire(&state, &agent)))
+}
+
+/// Stop an agent
+///
+/// Answers when nothing of its box is left. An ephemeral agent is deleted.
+#[utoipa::path(post, path = "/v1/agents/{agent}/stop", tag = "agents", request_body = Option<StopRequest>,
+    params(("agent", description = "Name or id")), responses(
+    (status = 200, body = Agent),
+    (status = 404, body = ErrorBody),
+    (status = 409, description = "It is being deleted", body = ErrorBody),
+))]
+async fn stop(
+    State(state): State<AppState>,
+    Extension(workspace): Extension<Workspace>,
+    Path(agent): Path<String>,
+    Json(request): Json<StopRequest>,
+) -> ApiResult<Json<Agent>> {
+    let agent = state.registry.get(&workspace, &agent)?;
+    let invalid = |_| ApiError::invalid("grace is no length of time").hint("seconds, 0 or more, as a number");
+    let grace = request
+        .grace
+        .map(Duration::try_from_secs_f64)
+        .transpose()
+        .map_err(invalid)?;
+    agent.stop(grace).await?;
+    Ok(Json(on_wire(&state, &agent)))
+}
+
+/// What an agent uses now
+#[utoipa::path(get, path = "/v1/agents/{agent}/stats", tag = "agents",
+    params(("agent", description = "Name or id")),
+    responses((status = 200, body = Stats), (status = 404, body = ErrorBody)))]
+async fn stats(
+    State(state): State<AppState>,
+    Extension(workspace): Extension<Workspace>,
+    Path(agent): Path<String>,
+) -> ApiResult<Json<Stats>> {
+    let agent = state.registry.get(&workspace, &agent)?;
+    let (id, published) = (&agent.profile.id, agent.published());
+    let limits = &agent.profile.spec.limits;
+    let used = match published.current_box {
+        // It may end at any moment, and then uses nothing.
+        Some(_) => state.engine.stats(id).await.unwrap_or_default(),
+        None => BoxStats::default(),
+    };
+    let nothing = HomeUsage {
+        used: 0,
+        limit: limits.disk,
+    };
+    let home = state.homes.usage(id).await.unwrap_or(nothing);
+    Ok(Json(Stats {
+        id: id.clone(),
+        name: agent.profile.name.clone(),
+        state: published.status.state.as_str().to_owned(),
+        cpu_seconds: used.cpu_usec as f64 / 1e6,
+        cpus: f64::from(limits.cpu_millis) / 1000.0,
+        memory_used: used.memory_bytes,
+        memory_peak: used.memory_peak_bytes,
+        memory_limit: limits.memory,
+        pids: used.pids,
+        pids_limit: limits.pids,
+        disk_used: home.used,
+        disk_limit: home.limit,
+        oom_kills: used.oom_kills,
+        forks_refused: used.forks_refused,
+    }))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct EventsQuery {
+    /// At most so many; 100 if absent, 1000 at most.
+    limit: Option<u32>,
+}
+
+/// What happened to an agent, newest first
+#[utoipa::path(get, path = "/v1/agents/{agent}/events", tag = "agents",
+    params(("agent", description = "Name or id"), EventsQuery),
+    responses((status = 200, body = Vec<Event>), (status = 404, body = ErrorBody)))]
+async fn events(
+    State(state): State<AppState>,
+    Extension(workspace): Extension<Workspace>,
+    Path(agent): Path<String>,
+    Query(query): Query<EventsQuery>,
+) -> ApiResult<Json<Vec<Event>>> {
+    let agent = state.registry.get(&workspace, &agent)?;
+    let limit = query.limit.unwrap_or(100).min(1000);
+    let events = state.store.events(&agent.profile.id, limit).await?;
+    let on_wire = |event: crate::records::EventRecord| Event {
+        seq: event.seq,
+        agent: event.agent,
+        time: event.time,
+        from: event.from.map(|state| state.as_str().to_owned()),
+        to: event.to.as_str().to_owned(),
+        reason: event.reason,
+        millis: event.millis,
+    };
+    Ok(Json(events.into_iter().map(on_wire).collect()))
+}
+
+fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent {
+    let (profile, published) = (&agent.profile, agent.published());
+    let limits = &profile.spec.limits;
+    let address = || state.config.network_range.address_of(profile.slot).to_string();
+    Agent {
+        id: profile.id.clone(),
+        name: profile.name.clone(),
+        template: profile.template_name.clone(),
+        lifetime: match profile.lifetime {
+            Lifetime::Persistent => types::Lifetime::Persistent,
+            Lifetime::Ephemeral => types::Lifetime::Ephemeral,
+        },
+        state: published.status.state.as_str().to_owned(),
+        reason: published.status.reason,
+        since: published.status.since,
+        created: profile.created,
+        cpus: f64::from(limits.cpu_millis) / 1000.0,
+        memory: limits.memory,
+        disk: limits.disk,
+        pids: limits.pids,
+        env: profile.spec.env.clone(),
+        address: published.current_box.as_ref().map(|_| address()),
+        pid: published.current_box.map(|record| record.pid),
+    }
+}

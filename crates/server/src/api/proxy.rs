@@ -1,0 +1,241 @@
+//! `/v1/agents/{agent}/guest/…`: to the guest of a box, which is started if there is none.
+//!
+//! Bodies stream both ways, with neither limit nor timeout. Connections to a guest are kept and used
+//! again; they are filed under the agent's id and the number of its box, so that those to an earlier box
+//! are never used for a later one.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use dorm_engine::{Engine, EngineError, GuestStream, Id};
+use http::header::{
+    AUTHORIZATION, CONNECTION, EXPECT, HOST, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderMap, StatusCode, Uri};
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+
+use super::auth::{API_KEY, bearer};
+use super::errors::{ApiError, ApiResult, Code};
+use super::extract::Path;
+use super::state::AppState;
+use crate::lifecycle::{OpenRequest, in_full};
+use crate::records::Workspace;
+
+/// Connections to guests.
+pub struct Guests {
+    client: Client<Connector, Body>,
+}
+
+impl Guests {
+    pub fn new(engine: Arc<dyn Engine>) -> Self {
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(Duration::from_secs(60))
+            .pool_max_idle_per_host(8)
+            .build(Connector { engine });
+        Self { client }
+    }
+}
+
+pub(super) async fn to_guest(
+    State(state): State<AppState>,
+    Extension(workspace): Extension<Workspace>,
+    Path((agent, _)): Path<(String, String)>,
+    mut request: Request,
+) -> ApiResult<Response> {
+    let agent = state.registry.get(&workspace, &agent)?;
+    // Counted before the state is looked at: a box with an open request is not idle.
+    let open = agent.open_request();
+    agent.ensure_running().await?;
+    *request.uri_mut() = guest_uri(&agent.profile.id, agent.generation(), request.uri());
+    *request.version_mut() = http::Version::HTTP_11;
+    forward_headers(request.headers_mut());
+    let response = state.guests.client.request(request).await.map_err(|error| {
+        ApiError::new(
+            Code::Unavailable,
+            format!("the guest did not answer: {}", in_full(&error)),
+        )
+        .status(StatusCode::BAD_GATEWAY)
+        .hint("the box may just have ended; trying again starts it anew")
+    })?;
+    let (mut parts, body) = response.into_parts();
+    remove_hop_by_hop(&mut parts.headers);
+    Ok(Response::from_parts(
+        parts,
+        Body::new(Guarded { body, _open: open }),
+    ))
+}
+
+/// The same path and query, as they were sent, below the guest's root.
+fn guest_uri(id: &Id, generation: u64, uri: &Uri) -> Uri {
+    let whole = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    // "/v1/agents/{agent}/guest" lies before the fifth slash.
+    let at = whole.match_indices('/').nth(4).map_or(whole.len(), |(at, _)| at);
+    let authority = Authority::try_from(format!("{id}.{generation}"));
+    Uri::builder()
+        .scheme(Scheme::HTTP)
+        .authority(authority.expect("an id and a number make a host name"))
+        .path_and_query(&whole[at..])
+        .build()
+        .expect("part of a URI is a URI")
+}
+
+fn forward_headers(headers: &mut HeaderMap) {
+    remove_hop_by_hop(headers);
+    headers.remove(HOST);
+    headers.remove(EXPECT);
+    // The key is for the daemon. A basic `Authorization` names the user of a run, and is the guest's.
+    headers.remove(API_KEY);
+    if headers
+        .get(AUTHORIZATION)
+        .is_some_and(|value| value.to_str().is_ok_and(|v| bearer(v).is_some()))
+    {
+        headers.remove(AUTHORIZATION);
+    }
+}
+
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named {
+        headers.remove(name);
+    }
+    let fixed = [
+        CONNECTION,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        TE,
+        TRAILER,
+        TRANSFER_ENCODING,
+        UPGRADE,
+    ];
+    for name in fixed {
+        headers.remove(name);
+    }
+    headers.remove("keep-alive");
+    headers.remove("proxy-connection");
+}
+
+/// A response that keeps its request open until its end.
+struct Guarded {
+    body: Incoming,
+    _open: OpenRequest,
+}
+
+impl http_body::Body for Guarded {
+    type Data = bytes::Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[derive(Clone)]
+struct Connector {
+    engine: Arc<dyn Engine>,
+}
+
+type Connecting = Pin<Box<dyn Future<Output = Result<GuestIo, EngineError>> + Send>>;
+
+impl tower::Service<Uri> for Connector {
+    type Response = GuestIo;
+    type Error = EngineError;
+    type Future = Connecting;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), EngineError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Connecting {
+        let engine = self.engine.clone();
+        Box::pin(async move {
+            let host = uri.host().unwrap_or_default();
+            let id: Id = host
+                .split('.')
+                .next()
+                .unwrap_or_default()
+                .parse()
+                .expect("a host that guest_uri made");
+            Ok(GuestIo(TokioIo::new(engine.connect(&id).await?)))
+        })
+    }
+}
+
+struct GuestIo(TokioIo<Box<dyn GuestStream>>);
+
+impl Connection for GuestIo {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+impl Read for GuestIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buffer)
+    }
+}
+
+impl Write for GuestIo {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write_vectored(cx, slices)
+    }
+}

@@ -1,0 +1,236 @@
+//! The daemon from its start to its end.
+//!
+//! ```text
+//!   listen ▸ open the store ▸ first key ▸ reconcile ▸ daemon.json ▸ answer …
+//!   … shutdown ▸ accept no more ▸ transitions end ▸ connections end ▸ close the store
+//! ```
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use dorm_engine::{Engine, Homes};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::api::{AppState, Guests, Shared, router};
+use crate::build_slots::BuildSlots;
+use crate::config::{Config, ConfigError, OnShutdown};
+use crate::faults::{Faults, UnknownPoint};
+use crate::keys::KeyRing;
+use crate::lifecycle::{Parts, ReconcileError, Registry};
+use crate::metrics::Metrics;
+use crate::records::Workspace;
+use crate::store::{SqliteStore, Store, StoreError};
+use crate::templates::{self, Templates};
+
+/// How long open connections may take to finish once everything else has ended.
+const DRAIN: Duration = Duration::from_secs(2);
+/// How long transitions may take to end, beyond the time that boxes have to stop.
+const PATIENCE: Duration = Duration::from_secs(30);
+const FLUSH_KEYS: Duration = Duration::from_secs(60);
+/// For the head of a request, and between two on one connection.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("DORM_FAULT names no fault point")]
+    Fault(#[from] UnknownPoint),
+    #[error("cannot listen on {address}")]
+    Listen {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the data directory cannot be used: {doing}")]
+    Data {
+        doing: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the records cannot be used")]
+    Store(#[from] StoreError),
+    #[error("what an earlier daemon left cannot be put in order")]
+    Reconcile(#[from] ReconcileError),
+}
+
+fn data(doing: &'static str) -> impl FnOnce(io::Error) -> ServeError {
+    move |source| ServeError::Data { doing, source }
+}
+
+/// Serves until `shutdown` is cancelled. `ready` gets the address once requests are answered.
+pub async fn serve(
+    config: Config,
+    engine: Arc<dyn Engine>,
+    homes: Arc<dyn Homes>,
+    ready: oneshot::Sender<SocketAddr>,
+    shutdown: CancellationToken,
+) -> Result<(), ServeError> {
+    config.check()?;
+    let faults = Faults::from_env()?;
+    let config = Arc::new(config);
+    let listening = |source| ServeError::Listen {
+        address: config.listen,
+        source,
+    };
+    let listener = TcpListener::bind(config.listen).await.map_err(listening)?;
+    let address = listener.local_addr().map_err(listening)?;
+    prepare(&config.data)?;
+
+    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&config.data.join("dorm.db")).await?);
+    let keys = KeyRing::new(store.clone());
+    // Without records nothing says whose the homes are: an operator who lost the database keeps them.
+    let is_new = store.is_new().await?;
+    if is_new {
+        let file = config.data.join("api-key");
+        keys.create_first(&Workspace::default(), &file)
+            .await?
+            .map_err(data("the first key is written"))?;
+    }
+    let metrics = Arc::new(Metrics::default());
+    let parts = Parts {
+        store: store.clone(),
+        engine: engine.clone(),
+        homes: homes.clone(),
+        metrics: metrics.clone(),
+        faults,
+        slots: config.slots(),
+        nameservers: config.nameservers.clone(),
+        stop_grace: config.stop_grace,
+    };
+    let registry = Registry::open(parts, !is_new).await?;
+    let build_slots = BuildSlots::new(config.slots());
+    let templates = Templates::new(templates::Parts {
+        config: config.clone(),
+        store: store.clone(),
+        engine: engine.clone(),
+        homes: homes.clone(),
+        build_slots: build_slots.clone(),
+    });
+    let state = AppState::new(Shared {
+        store: store.clone(),
+        guests: Guests::new(engine.clone()),
+        engine,
+        homes,
+        registry: registry.clone(),
+        keys: keys.clone(),
+        metrics,
+        templates: templates.clone(),
+        build_slots,
+        shutdown: shutdown.clone(),
+        config: config.clone(),
+    });
+
+    announce(&config.data, address).map_err(data("daemon.json is written"))?;
+    tracing::info!(%address, "serving");
+    let _ = ready.send(address);
+    let flushing = tokio::spawn(flush_keys(keys.clone()));
+    let mut connections = accept(listener, router(&state), &shutdown).await;
+
+    tracing::info!("shutting down");
+    let stop = config.on_shutdown == OnShutdown::Stop;
+    tokio::join!(templates.close(), registry.shut_down(stop, config.stop_grace + PATIENCE));
+    let drained = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(DRAIN, drained).await.is_err() {
+        connections.shutdown().await;
+    }
+    flushing.abort();
+    if let Err(error) = keys.flush().await {
+        tracing::warn!(%error, "when keys were last used is lost");
+    }
+    store.close().await;
+    let _ = std::fs::remove_file(config.data.join("daemon.json"));
+    Ok(())
+}
+
+fn prepare(dir: &Path) -> Result<(), ServeError> {
+    // The records hold environments, which hold secrets.
+    std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(dir.join("dorm.db"))
+        .map_err(data("dorm.db is made"))?;
+    match std::fs::remove_dir_all(dir.join("tmp")) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(data("tmp is emptied")(error)),
+        _ => {}
+    }
+    for name in ["tmp", "logs"] {
+        std::fs::create_dir_all(dir.join(name)).map_err(data("its folders are made"))?;
+    }
+    Ok(())
+}
+
+/// Says where the daemon is, for clients that know the data directory.
+fn announce(dir: &Path, address: SocketAddr) -> io::Result<()> {
+    let mut reachable = address;
+    if reachable.ip().is_unspecified() {
+        reachable.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    }
+    let json = serde_json::json!({ "pid": std::process::id(), "url": format!("http://{reachable}") });
+    let new = dir.join("daemon.json.new");
+    std::fs::write(&new, json.to_string())?;
+    std::fs::rename(new, dir.join("daemon.json"))
+}
+
+async fn flush_keys(keys: Arc<KeyRing>) {
+    loop {
+        tokio::time::sleep(FLUSH_KEYS).await;
+        if let Err(error) = keys.flush().await {
+            tracing::warn!(%error, "when keys were last used could not be written");
+        }
+    }
+}
+
+/// Takes connections until the shutdown, and gives those that are still open.
+async fn accept(listener: TcpListener, app: Router, shutdown: &CancellationToken) -> JoinSet<()> {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => return connections,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(connection(stream, app.clone(), shutdown.clone()));
+                }
+                Err(error) => {
+                    // Most likely out of descriptors: let some connections end first.
+                    tracing::warn!(%error, "cannot accept");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, app: Router, shutdown: CancellationToken) {
+    let _ = stream.set_nodelay(true);
+    let service = TowerToHyperService::new(app);
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = shutdown.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
