@@ -1,6 +1,7 @@
 //! From a recipe to a template.
 
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use super::recipe::{self, Identity, Source};
 use super::steps::{BoxStep, HostCa};
 use super::{Result, TemplateError, Templates};
 use crate::api::types::{BuildTemplate, Progress, Recipe};
-use crate::guest_client::GuestClient;
+use crate::guest_client::{GuestClient, GuestError};
 use crate::records::{TemplateDefaults, TemplateRecord, Workspace};
 use crate::store::StoreError;
 
@@ -230,14 +231,22 @@ impl Build {
         making.report.step("Start a box to build in").await;
         engine.start(&spec).await?;
         let guest = GuestClient::new(engine.clone(), id.clone());
+        let mut ended = pin!(engine.exited(&id));
         for step in steps {
             making.report.step(step.title()).await;
             let abandoned = making.report.abandoned();
-            tokio::select! {
-                done = step.perform(&guest, &mut making.report) => done?,
-                exit = engine.exited(&id) => return Err(TemplateError::BoxEnded(exit?.reason)),
+            let done = tokio::select! {
+                done = step.perform(&guest, &mut making.report) => done,
+                exit = &mut ended => return Err(TemplateError::BoxEnded(exit?.reason)),
                 () = abandoned => return Err(TemplateError::Cancelled),
+            };
+            // The guest's end is seen before the box's, which says why.
+            if let Err(TemplateError::Guest(GuestError::Connect(_) | GuestError::Broken(_))) = &done
+                && let Ok(Ok(exit)) = tokio::time::timeout(GRACE, &mut ended).await
+            {
+                return Err(TemplateError::BoxEnded(exit.reason));
             }
+            done?;
         }
         Ok(engine.stop(&id, GRACE).await?)
     }

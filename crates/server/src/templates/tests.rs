@@ -51,7 +51,10 @@ impl World {
             },
             first_uid: 1_000_000,
             max_slots: 100,
-            network_range: NetworkRange { base: "10.99.0.0".parse().unwrap(), prefix: 16 },
+            network_range: NetworkRange {
+                base: "10.99.0.0".parse().unwrap(),
+                prefix: 16,
+            },
             nameservers: vec!["169.254.1.1".into()],
             on_shutdown: OnShutdown::Leave,
             stop_grace: Duration::from_secs(1),

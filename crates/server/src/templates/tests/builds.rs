@@ -270,17 +270,7 @@ async fn a_box_that_does_not_start_or_dies_fails_the_build_and_leaves_nothing() 
     world.assert_clean(&[]).await;
 
     let mut progress = world.start("app", recipe).await.unwrap();
-    while world.guests.asked(|asked| asked.runs.is_empty()) {
-        progress.recv().await.expect("the build goes on");
-        tokio::task::yield_now().await;
-        if world
-            .engine
-            .last_spec()
-            .is_some_and(|spec| world.engine.is_running(&spec.id))
-        {
-            break;
-        }
-    }
+    until_step(&mut progress, "Run sleep").await;
     world.engine.kill(
         &world.engine.last_spec().unwrap().id,
         "process 1 was killed: out of memory",
@@ -298,12 +288,7 @@ async fn a_client_that_goes_away_ends_the_build() {
         ..debian()
     };
     let mut progress = world.start("app", recipe.clone()).await.unwrap();
-    loop {
-        match progress.recv().await.expect("the build goes on") {
-            Progress::Step { title, .. } if title == "Run sleep" => break,
-            _ => {}
-        }
-    }
+    until_step(&mut progress, "Run sleep").await;
     let busy = world.start("app", recipe).await.unwrap_err();
     assert_eq!(busy.code(), "conflict");
     drop(progress);
@@ -401,6 +386,15 @@ async fn a_template_can_be_deleted_unless_it_is_being_built_from() {
         "not_found"
     );
     assert!(!world.dir.path().join("logs/template-base.log").exists());
+}
+
+async fn until_step(progress: &mut mpsc::Receiver<Progress>, wanted: &str) {
+    while let Some(one) = progress.recv().await {
+        if matches!(one, Progress::Step { title, .. } if title == wanted) {
+            return;
+        }
+    }
+    panic!("the build ended before {wanted:?}");
 }
 
 impl World {
