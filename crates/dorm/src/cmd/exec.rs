@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "S", value_parser = parse_seconds)]
     timeout: Option<f64>,
     /// The command and its arguments; no shell comes between
-    #[arg(required = true, last = true, value_name = "CMD")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     command: Vec<String>,
 }
 
@@ -165,5 +165,45 @@ async fn explain(client: &Client, name: &str, request: &StartRequest, end: &End)
             "out of memory: the box has a limit of {}; {count} since it started",
             Size(stats.memory_limit)
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::cli::{Cli, Verb};
+
+    fn parse(line: &str) -> super::Args {
+        match Cli::try_parse_from(line.split(' ')).unwrap().verb {
+            Verb::Exec(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn flags_after_the_command_are_the_commands() {
+        for line in [
+            "dorm exec -i demo -u root -- ls -u --json",
+            "dorm exec -u root demo -i ls -u --json",
+        ] {
+            let args = parse(line);
+            assert_eq!(args.command, ["ls", "-u", "--json"], "{line}");
+            assert_eq!(
+                (args.name.as_str(), args.place.user.as_deref(), args.interactive),
+                ("demo", Some("root"), true)
+            );
+        }
+    }
+
+    #[test]
+    fn a_detached_run_has_neither_input_nor_terminal() {
+        for line in [
+            "dorm exec -d -i demo ls",
+            "dorm exec -d -t demo ls",
+            "dorm exec demo",
+        ] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
     }
 }

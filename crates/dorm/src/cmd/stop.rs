@@ -30,7 +30,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         let agents: Vec<Agent> = client.get("/v1/agents").await?;
         agents
             .into_iter()
-            .filter(|a| a.state != "stopped")
+            .filter(|a| matches!(a.state.as_str(), "running" | "starting"))
             .map(|a| a.name)
             .collect()
     } else {

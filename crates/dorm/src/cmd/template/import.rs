@@ -21,6 +21,9 @@ pub(crate) struct Args {
     name: String,
     /// A tar, a folder, or - for stdin
     file: PathBuf,
+    /// Run the image's own entrypoint and command in every box
+    #[arg(long)]
+    start: bool,
     /// Show the log of the import
     #[arg(long, short)]
     verbose: bool,
@@ -55,7 +58,17 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         }
     };
     let mut request = client
-        .request(Method::POST, &path(&args.name, "/import"))
+        .request(
+            Method::POST,
+            &path(
+                &args.name,
+                if args.start {
+                    "/import?start=true"
+                } else {
+                    "/import"
+                },
+            ),
+        )
         .header(header::CONTENT_TYPE, "application/x-tar");
     if let Some(length) = length {
         request = request.header(header::CONTENT_LENGTH, length);
