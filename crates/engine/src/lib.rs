@@ -240,6 +240,7 @@ pub trait Homes: Send + Sync + 'static {
     /// Removes the home of `id`. Removing what is not there is no error.
     async fn delete(&self, id: &Id) -> Result<()>;
 
+    /// Of a home, or of a template.
     async fn usage(&self, id: &Id) -> Result<HomeUsage>;
 
     async fn set_limit(&self, id: &Id, disk: u64) -> Result<()>;

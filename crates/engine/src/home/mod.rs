@@ -158,7 +158,9 @@ impl Homes for Pool {
     async fn usage(&self, id: &Id) -> Result<HomeUsage> {
         let id = id.clone();
         self.blocking(move |pool| {
-            let home = match File::open(pool.home_path(&id)) {
+            // A home that was sealed is measured as well.
+            let opened = File::open(pool.home_path(&id)).or_else(|_| File::open(pool.template_path(&id)));
+            let home = match opened {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(EngineError::NoHome(id)),
                 opened => opened.map_err(EngineError::io("cannot open the home"))?,
             };
