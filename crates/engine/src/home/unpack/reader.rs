@@ -53,7 +53,7 @@ pub(super) struct TarReader<R: Read> {
 
 enum Input<R: Read> {
     Plain(BufReader<R>),
-    Gzip(BufReader<flate2::bufread::MultiGzDecoder<BufReader<R>>>),
+    Gzip(Box<BufReader<flate2::bufread::MultiGzDecoder<BufReader<R>>>>),
     Zstd(BufReader<zstd::stream::read::Decoder<'static, BufReader<R>>>),
 }
 
@@ -91,10 +91,10 @@ impl<R: Read> TarReader<R> {
         let compression = Compression::of(buffered.fill_buf().map_err(UnpackError::Read)?);
         let input = match compression {
             Compression::None => Input::Plain(buffered),
-            Compression::Gzip => Input::Gzip(BufReader::with_capacity(
-                BUFFER,
-                flate2::bufread::MultiGzDecoder::new(buffered),
-            )),
+            Compression::Gzip => {
+                let decoder = flate2::bufread::MultiGzDecoder::new(buffered);
+                Input::Gzip(Box::new(BufReader::with_capacity(BUFFER, decoder)))
+            }
             Compression::Zstd => Input::Zstd(BufReader::with_capacity(
                 BUFFER,
                 zstd::stream::read::Decoder::with_buffer(buffered).map_err(UnpackError::Read)?,
