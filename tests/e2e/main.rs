@@ -1,1 +1,53 @@
-fn main() {}
+//! The end-to-end tests: a real daemon, real boxes, driven by the command line and by HTTP.
+//!
+//! Needs root. `cargo test -p dorm-e2e --test e2e -- FILTER` runs the tests whose name or feature holds FILTER.
+//! `DORM_BIN` names another binary than `target/debug/dorm`; `DORM_E2E_KEEP` leaves the work directory in place.
+
+use std::process::ExitCode;
+
+use libtest_mimic::Arguments;
+
+mod harness;
+
+/// One module per feature, each with a list of its tests.
+macro_rules! features {
+    ($($feature:ident),* $(,)?) => {
+        $(mod $feature;)*
+        fn features() -> Vec<(&'static str, Vec<harness::Test>)> {
+            vec![$((stringify!($feature), $feature::tests())),*]
+        }
+    };
+}
+
+features![agents, runner];
+
+const THREADS: usize = 3;
+
+fn main() -> ExitCode {
+    let mut args = Arguments::from_args();
+    args.test_threads.get_or_insert(THREADS);
+    let trials = || {
+        let all = features().into_iter();
+        all.flat_map(|(feature, tests)| tests.into_iter().map(move |test| harness::trial(feature, test))).collect()
+    };
+    if args.list {
+        return libtest_mimic::run(&args, trials()).exit_code();
+    }
+    let interrupted = || {
+        harness::World::tear_down();
+        std::process::exit(130);
+    };
+    if let Err(error) = ctrlc::set_handler(interrupted) {
+        eprintln!("error: signals cannot be handled: {error}");
+        return ExitCode::FAILURE;
+    }
+    if let Err(error) = harness::World::set_up() {
+        eprintln!("error: {error:#}");
+        return ExitCode::FAILURE;
+    }
+    let conclusion = libtest_mimic::run(&args, trials());
+    let left = harness::Server::finish_shared();
+    left.iter().for_each(|what| eprintln!("left behind by the shared server: {what}"));
+    harness::World::tear_down();
+    if left.is_empty() { conclusion.exit_code() } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,108 @@
+//! A machine on the internet, as far as boxes can tell: a network namespace behind an interface of the host, with an address
+//! kept for documentation, a private one, and servers that the tests choose.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result};
+
+use super::world::{World, command};
+
+pub(crate) struct Outside {
+    namespace: String,
+    /// The host's address on the way there: what NAT makes of a box's.
+    pub(crate) host: Ipv4Addr,
+    /// A public address, as addresses kept for documentation are taken to be.
+    pub(crate) public: Ipv4Addr,
+    pub(crate) private: Ipv4Addr,
+}
+
+static OUTSIDE: OnceLock<Result<Outside, String>> = OnceLock::new();
+
+/// Eight addresses out of 203.0.113.0/24, by the runner's pid.
+fn address(last: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(Ipv4Addr::new(203, 0, 113, 0).to_bits() + std::process::id() % 31 * 8 + last)
+}
+
+/// Where the tests' servers send the DNS queries of boxes.
+pub(crate) fn resolver_address() -> Ipv4Addr {
+    address(2)
+}
+
+fn names(pid: &str) -> (String, String) {
+    (format!("dorm-e2e-{pid}"), format!("e2e{pid}"))
+}
+
+impl Outside {
+    pub(crate) fn get() -> Result<&'static Outside> {
+        let made = OUTSIDE.get_or_init(|| Self::make().map_err(|e| format!("{e:#}")));
+        made.as_ref().map_err(|e| anyhow::anyhow!("the outside cannot be made: {e}"))
+    }
+
+    fn make() -> Result<Self> {
+        let (namespace, interface) = names(&std::process::id().to_string());
+        let private = Ipv4Addr::new(10, 99, (std::process::id() % 250) as u8, 2);
+        let outside = Self { namespace, host: address(1), public: address(2), private };
+        // A run that crashed is cleaned up by its work directory, which must be there first.
+        debug_assert!(World::get().root.exists());
+        let ip = |args: &str| command("ip", &args.split(' ').collect::<Vec<_>>());
+        let (ns, host, public) = (&outside.namespace, outside.host, outside.public);
+        ip(&format!("netns add {ns}"))?;
+        ip(&format!("link add {interface} type veth peer name eth0 netns {ns}"))?;
+        ip(&format!("addr add {host}/29 dev {interface}"))?;
+        ip(&format!("link set {interface} up"))?;
+        ip(&format!("route add {private}/32 dev {interface}"))?;
+        ip(&format!("-n {ns} addr add {public}/29 dev eth0"))?;
+        ip(&format!("-n {ns} addr add {private}/32 dev eth0"))?;
+        ip(&format!("-n {ns} link set lo up"))?;
+        ip(&format!("-n {ns} link set eth0 up"))?;
+        ip(&format!("-n {ns} route add default via {host}"))?;
+        Ok(outside)
+    }
+
+    /// Does something on a thread that is out there. Sockets made by it stay there.
+    pub(crate) fn there<T: Send + 'static>(&self, act: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        let namespace = std::fs::File::open(Path::new("/run/netns").join(&self.namespace))?;
+        let thread = std::thread::spawn(move || {
+            use std::os::fd::AsFd;
+            rustix::thread::move_into_link_name_space(namespace.as_fd(), None)?;
+            act()
+        });
+        thread.join().expect("the test's own code does not panic")
+    }
+
+    pub(crate) fn listen(&self, address: Ipv4Addr) -> Result<SocketAddr> {
+        let listener = self.there(move || Ok(TcpListener::bind((address, 0))?))?;
+        answers_peer_address(listener)
+    }
+
+    pub(crate) fn udp(&self, address: Ipv4Addr, port: u16) -> Result<UdpSocket> {
+        self.there(move || UdpSocket::bind((address, port)).context("cannot bind out there"))
+    }
+}
+
+/// Answers every connection with the address it came from, for as long as the runner lives.
+pub(crate) fn answers_peer_address(listener: TcpListener) -> Result<SocketAddr> {
+    let address = listener.local_addr()?;
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let peer = |mut stream: TcpStream| -> Result<()> { Ok(writeln!(stream, "{}", stream.peer_addr()?.ip())?) };
+            // A client that has gone has nothing to complain of.
+            let _ = peer(stream);
+        }
+    });
+    Ok(address)
+}
+
+/// Removes the namespace and, with it, the interfaces of the run with this work directory.
+pub(super) fn destroy(root: &Path) {
+    let name = root.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    let Some(pid) = name.strip_prefix("dorm-e2e-") else { return };
+    let (namespace, interface) = names(pid);
+    if Path::new("/run/netns").join(&namespace).exists() {
+        let _ = command("ip", &["link", "delete", &interface]);
+        let _ = command("ip", &["netns", "delete", &namespace]);
+    }
+}

@@ -1,0 +1,220 @@
+//! What a daemon and its boxes have on the host, found without asking the daemon.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::wait::eventually;
+use super::world::command;
+
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// Everything on this host that belongs to the daemon of one data directory.
+#[derive(Debug, Clone)]
+pub(crate) struct Remains {
+    data: PathBuf,
+    instance: String,
+}
+
+impl Remains {
+    pub(crate) fn of(data: &Path) -> Self {
+        let canonical = fs::canonicalize(data).unwrap_or_else(|_| data.to_owned());
+        let hash = blake3::hash(canonical.as_os_str().as_encoded_bytes()).to_hex();
+        Self { data: canonical, instance: hash[..6].to_owned() }
+    }
+
+    /// The daemon's own cgroups: one, or one for each controller.
+    pub(crate) fn cgroups(&self) -> Vec<PathBuf> {
+        let name = format!("dorm-{}", self.instance);
+        let below = fs::read_dir(CGROUPS).into_iter().flatten().flatten().map(|e| e.path());
+        let candidates = std::iter::once(PathBuf::from(CGROUPS)).chain(below);
+        candidates.map(|c| c.join(&name)).filter(|c| c.is_dir()).collect()
+    }
+
+    /// Ids of boxes that have a cgroup.
+    pub(crate) fn boxes(&self) -> BTreeSet<String> {
+        let groups = self.cgroups().into_iter().flat_map(|g| children(&g));
+        groups.filter(|g| g.is_dir()).filter_map(|g| g.file_name()?.to_str().map(str::to_owned)).collect()
+    }
+
+    /// Processes of boxes, as the host numbers them.
+    pub(crate) fn processes(&self) -> BTreeSet<i32> {
+        self.cgroups().into_iter().flat_map(|g| children(&g)).flat_map(|g| members(&g)).collect()
+    }
+
+    fn interface_prefix(&self) -> String {
+        format!("d{}", &self.instance[..4])
+    }
+
+    pub(crate) fn interfaces(&self) -> Vec<String> {
+        let prefix = self.interface_prefix();
+        let all = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+        all.filter_map(|e| e.file_name().into_string().ok()).filter(|n| n.starts_with(&prefix)).collect()
+    }
+
+    pub(crate) fn table(&self) -> Result<bool> {
+        let name = format!("dorm_{}", self.instance);
+        Ok(command("nft", &["list", "tables"])?.lines().any(|line| line.ends_with(&format!(" {name}"))))
+    }
+
+    /// Homes on disk, agents' and unfinished templates' alike.
+    pub(crate) fn homes(&self) -> BTreeSet<String> {
+        names_in(&self.data.join("pool/homes"))
+    }
+
+    pub(crate) fn templates(&self) -> BTreeSet<String> {
+        names_in(&self.data.join("pool/templates"))
+    }
+
+    /// Loop devices on files of the data directory.
+    pub(crate) fn loops(&self) -> Vec<String> {
+        let prefix = self.data.to_string_lossy().into_owned();
+        let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+        let backed = devices.filter(|d| {
+            let file = fs::read_to_string(d.path().join("loop/backing_file")).unwrap_or_default();
+            file.starts_with(&format!("{prefix}/"))
+        });
+        backed.filter_map(|d| d.file_name().into_string().ok()).collect()
+    }
+
+    /// What is there of the box of agent `id`, in words; nothing once it is deleted.
+    pub(crate) fn of_agent(&self, id: &str) -> Vec<String> {
+        let mut found = self.of_box(id);
+        let home = self.data.join("pool/homes").join(id);
+        if home.exists() {
+            found.push(format!("home {}", home.display()));
+        }
+        found
+    }
+
+    /// What is there of the box alone; nothing once it is stopped.
+    pub(crate) fn of_box(&self, id: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        for group in self.cgroups().into_iter().map(|g| g.join(id)).filter(|g| g.exists()) {
+            found.push(format!("cgroup {} with processes {:?}", group.display(), members(&group)));
+        }
+        for pid in all_processes() {
+            let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+            if groups.contains(id) {
+                found.push(format!("process {pid}"));
+            }
+        }
+        let interface = format!("{}{}", self.interface_prefix(), &id[..10]);
+        if Path::new("/sys/class/net").join(&interface).exists() {
+            found.push(format!("interface {interface}"));
+        }
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        found.extend(mounts.lines().filter(|l| l.contains(id)).map(|l| format!("mount {l}")));
+        found
+    }
+
+    /// What is there of daemon and boxes after an orderly end, files aside.
+    pub(crate) fn of_daemon(&self) -> Result<Vec<String>> {
+        let mut found: Vec<String> = self.cgroups().iter().map(|g| format!("cgroup {}", g.display())).collect();
+        found.extend(self.processes().iter().map(|pid| format!("process {pid} of a box")));
+        found.extend(processes_naming(&self.data)?.iter().map(|pid| format!("process {pid} ({})", words(*pid))));
+        found.extend(self.interfaces().iter().map(|name| format!("interface {name}")));
+        found.extend(mounts_below(&self.data)?.iter().map(|at| format!("mount {at}")));
+        found.extend(self.loops().iter().map(|name| format!("loop device {name}")));
+        found.extend(names_in(&self.data.join("tmp")).iter().map(|name| format!("temporary file {name}")));
+        if self.table()? {
+            found.push(format!("nft table dorm_{}", self.instance));
+        }
+        Ok(found)
+    }
+
+    /// What a crash of the whole machine takes away: processes, cgroups, interfaces, rules, mounts.
+    pub(crate) fn destroy(&self) -> Result<()> {
+        eventually("the processes of boxes end", || {
+            let left = self.processes();
+            left.iter().for_each(|pid| kill(*pid));
+            Ok(left.is_empty().then_some(()))
+        })?;
+        for group in self.cgroups() {
+            for child in children(&group).into_iter().filter(|c| c.is_dir()) {
+                remove_group(&child)?;
+            }
+            remove_group(&group)?;
+        }
+        for interface in self.interfaces() {
+            // It may go by itself in this moment, with its namespace.
+            let _ = command("ip", &["link", "delete", &interface]);
+        }
+        if self.table()? {
+            command("nft", &["delete", "table", "inet", &format!("dorm_{}", self.instance)])?;
+        }
+        for at in mounts_below(&self.data)?.into_iter().rev() {
+            command("umount", &[&at])?;
+        }
+        for device in self.loops() {
+            command("losetup", &["--detach", &format!("/dev/{device}")])?;
+        }
+        Ok(())
+    }
+}
+
+/// A cgroup is busy for a moment after its last process has ended.
+fn remove_group(group: &Path) -> Result<()> {
+    for _ in 0..250 {
+        match fs::remove_dir(group) {
+            Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => std::thread::sleep(Duration::from_millis(20)),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => bail!("cannot remove {}: {e}", group.display()),
+            _ => return Ok(()),
+        }
+    }
+    bail!("{} stays busy", group.display())
+}
+
+pub(crate) fn kill(pid: i32) {
+    if let Some(pid) = Pid::from_raw(pid) {
+        // It may have ended by itself.
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
+fn children(directory: &Path) -> Vec<PathBuf> {
+    fs::read_dir(directory).into_iter().flatten().flatten().map(|e| e.path()).collect()
+}
+
+fn members(group: &Path) -> Vec<i32> {
+    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+fn names_in(directory: &Path) -> BTreeSet<String> {
+    children(directory).iter().filter_map(|p| p.file_name()?.to_str().map(str::to_owned)).collect()
+}
+
+pub(crate) fn all_processes() -> Vec<i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn words(pid: i32) -> String {
+    let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&raw).replace('\0', " ").trim().to_owned()
+}
+
+/// Processes that were started with a path at or below `root` as an argument: daemons and their clients.
+pub(crate) fn processes_naming(root: &Path) -> Result<Vec<i32>> {
+    let root = root.to_string_lossy().into_owned();
+    let own = std::process::id() as i32;
+    let names = |pid: i32| {
+        let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&raw).into_owned();
+        text.split('\0').any(|word| word == root || word.starts_with(&format!("{root}/")))
+    };
+    Ok(all_processes().into_iter().filter(|pid| *pid != own && names(*pid)).collect())
+}
+
+/// Mount points at or below `root`, outer ones first.
+pub(crate) fn mounts_below(root: &Path) -> Result<Vec<String>> {
+    let root = root.to_string_lossy().into_owned();
+    let text = fs::read_to_string("/proc/self/mountinfo")?;
+    let points = text.lines().filter_map(|line| line.split(' ').nth(4));
+    Ok(points.filter(|at| *at == root || at.starts_with(&format!("{root}/"))).map(str::to_owned).collect())
+}

@@ -1,0 +1,243 @@
+//! A daemon of the tests' own: data directory, port, addresses and uids that nobody else uses.
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::remains::Remains;
+use super::world::World;
+use super::{cli, leaked, log_of_interest, outside, seed, wait};
+
+const FIRST_PORT: u32 = 20_000;
+const FIRST_UID: u32 = 700_000_000;
+/// Agents of one server. Each takes 65,536 uids.
+const AGENTS: u32 = 400;
+const SHUTDOWN: Duration = Duration::from_secs(90);
+
+/// How a server differs from the ordinary.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Options {
+    /// Leave running boxes to the next daemon.
+    pub(crate) leave_boxes: bool,
+    /// Begin with no template, and with the host's resolvers.
+    pub(crate) bare: bool,
+    /// Keep the data directory beside the btrfs, so that the server needs a pool of its own.
+    pub(crate) beside_pool: bool,
+    /// Lines for the configuration file, above its tables.
+    pub(crate) config: String,
+}
+
+pub(crate) struct Server {
+    pub(crate) data: PathBuf,
+    pub(crate) url: String,
+    pub(crate) remains: Remains,
+    log: PathBuf,
+    daemon: Mutex<Option<Child>>,
+}
+
+static SHARED: OnceLock<Result<Arc<Server>, String>> = OnceLock::new();
+static LOGS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+impl Server {
+    /// The server for tests that need no daemon of their own.
+    pub(crate) fn shared() -> Result<Arc<Server>> {
+        let started = SHARED.get_or_init(|| {
+            Self::with("shared", &Options::default()).map(Arc::new).map_err(|e| format!("{e:?}"))
+        });
+        let server = started.as_ref().map_err(|e| anyhow::anyhow!("the shared server does not start: {e}"))?;
+        log_of_interest(&server.log);
+        Ok(Arc::clone(server))
+    }
+
+    /// A server for a test that ends or restarts its daemon.
+    pub(crate) fn start() -> Result<Arc<Server>> {
+        Self::start_with(&Options::default())
+    }
+
+    pub(crate) fn start_with(options: &Options) -> Result<Arc<Server>> {
+        let server = Self::with("own", options)?;
+        log_of_interest(&server.log);
+        Ok(Arc::new(server))
+    }
+
+    pub(super) fn with(label: &str, options: &Options) -> Result<Server> {
+        if !options.bare {
+            seed::ready()?;
+        }
+        let server = Self::prepare(label, options)?;
+        if !options.bare && !options.beside_pool {
+            seed::copy_to(&server.data)?;
+        }
+        server.launch(&[])?;
+        Ok(server)
+    }
+
+    fn prepare(label: &str, options: &Options) -> Result<Server> {
+        let world = World::get();
+        let number = world.next_server()?;
+        let place = if options.beside_pool { world.root.clone() } else { world.pool() };
+        let data = place.join(format!("{label}-{number}"));
+        fs::create_dir(&data)?;
+        let pid = std::process::id();
+        let port = free_port(FIRST_PORT + (pid % 40) * 200 + number * 3)?;
+        let on_shutdown = if options.leave_boxes { "leave" } else { "stop" };
+        let resolvers = if options.bare { String::new() } else { format!("\"{}\"", outside::resolver_address()) };
+        let config = format!(
+            "listen = \"127.0.0.1:{port}\"\non_shutdown = \"{on_shutdown}\"\nstop_grace = 2\nmax_agents = {AGENTS}\n\
+             first_uid = {}\n{}\n[network]\nrange = \"10.{}.{}.0/22\"\nnameservers = [{resolvers}]\n",
+            FIRST_UID + number * (AGENTS + 8) * 65_536,
+            options.config,
+            160 + pid % 48,
+            number * 4,
+        );
+        fs::write(data.join("config.toml"), config)?;
+        let log = world.root.join(format!("{label}-{number}.log"));
+        logs().push(log.clone());
+        let url = format!("http://127.0.0.1:{port}");
+        Ok(Server { remains: Remains::of(&data), data, url, log, daemon: Mutex::new(None) })
+    }
+
+    /// Starts the daemon, with `env` in its environment, and waits until it answers.
+    pub(crate) fn launch(&self, env: &[(&str, &str)]) -> Result<()> {
+        let mut daemon = self.lock();
+        ensure!(daemon.is_none(), "the daemon runs already");
+        let child = daemon.insert(self.spawn(env)?);
+        let answered = wait::eventually("the daemon answers", || {
+            if let Some(status) = child.try_wait()? {
+                bail!("the daemon ended: {status}");
+            }
+            Ok(self.get("/healthz").ok().filter(|reply| reply.status == 200))
+        });
+        if answered.is_err() {
+            let _ = child.kill();
+            let _ = child.wait();
+            *daemon = None;
+        }
+        answered.map(drop).with_context(|| format!("the daemon's log:\n{}", tail(&self.log, 0)))
+    }
+
+    /// Starts a daemon on this data directory and returns at once.
+    pub(crate) fn spawn(&self, env: &[(&str, &str)]) -> Result<Child> {
+        use std::os::unix::process::CommandExt;
+        let log = fs::File::options().create(true).append(true).open(&self.log)?;
+        Command::new(cli::binary())
+            .args(["serve", "--data"])
+            .arg(&self.data)
+            .env_clear()
+            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            .envs(env.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .process_group(0)
+            .spawn()
+            .context("cannot start the daemon")
+    }
+
+    pub(crate) fn pid(&self) -> Result<i32> {
+        self.lock().as_ref().map(|child| child.id() as i32).context("no daemon runs")
+    }
+
+    /// Ends the daemon as a crash would.
+    pub(crate) fn kill9(&self) -> Result<()> {
+        let mut child = self.lock().take().context("no daemon runs")?;
+        child.kill()?;
+        child.wait()?;
+        Ok(())
+    }
+
+    /// Ends the daemon in order and returns its exit code.
+    pub(crate) fn sigterm(&self) -> Result<i32> {
+        let mut child = self.lock().take().context("no daemon runs")?;
+        let pid = Pid::from_raw(child.id() as i32).context("a process has a pid")?;
+        kill_process(pid, Signal::TERM)?;
+        cli::wait(&mut child, SHUTDOWN).context("the daemon does not shut down")
+    }
+
+    /// Waits for the daemon's own end.
+    pub(crate) fn wait_for_end(&self) -> Result<i32> {
+        let mut child = self.lock().take().context("no daemon runs")?;
+        cli::wait(&mut child, SHUTDOWN).context("the daemon goes on")
+    }
+
+    /// Kills the daemon and takes away all that a reboot takes away.
+    pub(crate) fn simulate_reboot(&self) -> Result<()> {
+        self.kill9()?;
+        self.remains.destroy()
+    }
+
+    /// What the daemon has written to its log so far.
+    pub(crate) fn log_text(&self) -> Result<String> {
+        Ok(fs::read_to_string(&self.log)?)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Child>> {
+        self.daemon.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shuts the daemon down and says what it left on the host.
+    fn finish(&self) -> Result<Vec<String>> {
+        if self.lock().is_none() {
+            self.remains.destroy()?;
+            return Ok(Vec::new());
+        }
+        let code = self.sigterm()?;
+        let mut found = self.remains.of_daemon()?;
+        found.extend(self.remains.homes().iter().map(|id| format!("home {id}")));
+        if code != 0 {
+            found.push(format!("exit code {code} of the daemon"));
+        }
+        self.remains.destroy()?;
+        Ok(found)
+    }
+
+    /// Ends the shared server, if it was ever needed.
+    pub(crate) fn finish_shared() -> Vec<String> {
+        match SHARED.get() {
+            Some(Ok(server)) => server.finish().unwrap_or_else(|e| vec![format!("{e:#}")]),
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        match self.finish() {
+            Ok(found) => leaked(found.into_iter().map(|what| format!("{what}, after {} ended", self.data.display()))),
+            Err(error) => leaked([format!("{error:#}")]),
+        }
+    }
+}
+
+fn free_port(from: u32) -> Result<u16> {
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    (from as u16..=u16::MAX).find(free).context("no port is free")
+}
+
+fn logs() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
+    LOGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How long each log is now.
+pub(super) fn log_marks() -> HashMap<PathBuf, u64> {
+    logs().iter().map(|log| (log.clone(), fs::metadata(log).map_or(0, |m| m.len()))).collect()
+}
+
+/// The end of a log, as far as it was written after `marks`.
+pub(super) fn log_since(log: &Path, marks: &HashMap<PathBuf, u64>) -> String {
+    format!("\n{}:\n{}", log.display(), tail(log, marks.get(log).copied().unwrap_or(0)))
+}
+
+fn tail(log: &Path, from: u64) -> String {
+    let bytes = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(bytes.get(from as usize..).unwrap_or_default()).into_owned();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(30)..].join("\n")
+}
