@@ -13,7 +13,7 @@ fn main() {
     }
 
     // A target directory of its own: the outer cargo holds the lock of the usual one.
-    let target_dir = env::var_os("DORM_GUEST_TARGET_DIR").map_or_else(|| workspace.join("target/guest"), PathBuf::from);
+    let target_dir = workspace.join("target/guest");
     let rustflags = format!("CARGO_TARGET_{}_RUSTFLAGS", target.to_uppercase().replace('-', "_"));
     let status = Command::new(env::var_os("CARGO").expect("cargo sets CARGO"))
         .args(["build", "--quiet", "--package", "dorm-guest", "--profile", "guest", "--target", &target])
