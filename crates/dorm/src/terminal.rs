@@ -3,25 +3,37 @@
 use std::io::{self, IsTerminal};
 use std::sync::Mutex;
 
-use rustix::termios::{self, OptionalActions, Termios};
+use rustix::termios::{self, LocalModes, OptionalActions, Termios};
 
 use crate::client::wire::WindowSize;
 
 /// What the terminal was set to before raw mode. Kept here so that a panic hook can reach it too.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// While it lives, keys go through as they are typed, Ctrl-C included.
+/// What keys like Ctrl-C do in raw mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keys {
+    /// They are bytes like any other.
+    Pass,
+    /// They become signals to this program, as ever.
+    Signal,
+}
+
+/// While it lives, the terminal leaves input and output as they are.
 pub(crate) struct RawMode(());
 
 impl RawMode {
     /// `None` where stdin is no terminal.
-    pub(crate) fn enter() -> io::Result<Option<Self>> {
+    pub(crate) fn enter(keys: Keys) -> io::Result<Option<Self>> {
         if !io::stdin().is_terminal() {
             return Ok(None);
         }
         let before = termios::tcgetattr(io::stdin())?;
         let mut raw = before.clone();
         raw.make_raw();
+        if keys == Keys::Signal {
+            raw.local_modes |= LocalModes::ISIG;
+        }
         *lock() = Some(before);
         termios::tcsetattr(io::stdin(), OptionalActions::Flush, &raw)?;
         Ok(Some(Self(())))

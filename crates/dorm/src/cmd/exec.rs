@@ -11,7 +11,7 @@ use crate::client::wire::{Config, End, Pty, StartRequest};
 use crate::exit::Quiet;
 use crate::output;
 use crate::size::Size;
-use crate::terminal::{self, RawMode};
+use crate::terminal::{self, Keys, RawMode};
 
 const SIGKILL: i32 = 9;
 
@@ -123,10 +123,10 @@ pub(crate) async fn attached(
         pty,
         json: global.json,
     };
-    let raw = if input == Input::Pty {
-        RawMode::enter()?
-    } else {
-        None
+    let raw = match (pty, input) {
+        (false, _) => None,
+        (true, Input::Pty) => RawMode::enter(Keys::Pass)?,
+        (true, _) => RawMode::enter(Keys::Signal)?,
     };
     let end = attach::follow(&guest, name, started, events, options).await;
     drop(raw);
