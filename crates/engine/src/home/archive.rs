@@ -28,7 +28,7 @@ pub(super) async fn export(template: &Path, to: &Path) -> Result<()> {
     .map_err(EngineError::io("cannot export the template"))
 }
 
-/// Receives into the new directory `incoming`, and moves the subvolume to `target` when it is whole.
+/// Receives into the new directory `incoming`, and makes `target` of it when it is whole.
 pub(super) async fn receive(from: &Path, incoming: &Path, target: &Path) -> Result<()> {
     let (from, incoming, target) = (from.to_owned(), incoming.to_owned(), target.to_owned());
     blocking(move || {
@@ -40,8 +40,11 @@ pub(super) async fn receive(from: &Path, incoming: &Path, target: &Path) -> Resu
         succeeded(receive)?;
         copied?;
         let received = fs::read_dir(&incoming)?.next().ok_or(io::ErrorKind::UnexpectedEof)??;
-        fs::rename(received.path(), &target)?;
-        btrfs::sync(&File::open(&target)?)
+        // A subvolume that is read-only cannot be moved to another directory.
+        let templates = File::open(target.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+        let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        btrfs::snapshot(File::open(received.path())?.as_fd(), templates.as_fd(), name, true)?;
+        btrfs::sync(&templates)
     })
     .await
     .map_err(EngineError::io("cannot import the template"))
