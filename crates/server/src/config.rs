@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dorm_engine::Limits;
+use dorm_engine::network::Range;
 
 use crate::records::Slots;
 
@@ -62,7 +63,7 @@ impl Config {
                 first_uid: self.first_uid,
             });
         }
-        if self.network_range.size() < last {
+        if u64::from(self.network_range.range().slots()) < last {
             return Err(ConfigError::TooFewAddresses {
                 slots: self.max_slots,
                 range: self.network_range,
@@ -80,7 +81,7 @@ pub enum ConfigError {
     TooFewAddresses { slots: u32, range: NetworkRange },
 }
 
-/// The addresses of boxes: slot n has the base plus 2 + n.
+/// The addresses of boxes. The engine gives them out; here they are only shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NetworkRange {
     pub base: Ipv4Addr,
@@ -88,12 +89,14 @@ pub struct NetworkRange {
 }
 
 impl NetworkRange {
-    pub fn address_of(&self, slot: u32) -> Ipv4Addr {
-        Ipv4Addr::from_bits(self.base.to_bits().wrapping_add(2).wrapping_add(slot))
+    fn range(&self) -> Range {
+        Range {
+            base: self.base,
+            prefix: self.prefix,
+        }
     }
 
-    /// How many slots have an address; the first two and the last are no hosts' addresses.
-    fn size(&self) -> u64 {
-        (1u64 << (32 - u32::from(self.prefix.min(32)))).saturating_sub(3)
+    pub fn address_of(&self, slot: u32) -> Option<Ipv4Addr> {
+        self.range().address(slot)
     }
 }

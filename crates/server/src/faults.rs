@@ -6,6 +6,8 @@
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tokio::sync::Notify;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Point {
     CreateHomeMade,
@@ -83,10 +85,18 @@ pub enum Action {
     Fail,
     /// Panic once, as a bug would.
     Panic,
+    /// Go no further: what a crash at this point would leave is then there to be looked at.
+    Hang,
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Faults(Option<Arc<Mutex<Vec<(Point, Action)>>>>);
+pub struct Faults(Option<Arc<Armed>>);
+
+#[derive(Debug, Default)]
+struct Armed {
+    faults: Mutex<Vec<(Point, Action)>>,
+    struck: Notify,
+}
 
 impl Faults {
     pub fn none() -> Self {
@@ -96,43 +106,63 @@ impl Faults {
     /// Reads `DORM_FAULT`.
     pub fn from_env() -> Result<Self, UnknownPoint> {
         match std::env::var("DORM_FAULT") {
-            Ok(name) if !name.is_empty() => Ok(Self::armed([(name.parse()?, Action::Abort)])),
+            Ok(name) if !name.is_empty() => {
+                let faults = Self::armable();
+                faults.arm(name.parse()?, Action::Abort);
+                Ok(faults)
+            }
             _ => Ok(Self::none()),
         }
     }
 
-    pub fn armed(faults: impl IntoIterator<Item = (Point, Action)>) -> Self {
-        Self(Some(Arc::new(Mutex::new(faults.into_iter().collect()))))
+    /// Nothing yet, but more can be armed at any time.
+    pub fn armable() -> Self {
+        Self(Some(Arc::default()))
     }
 
     pub fn arm(&self, point: Point, action: Action) {
-        let faults = self.0.as_ref().expect("faults that were made with `armed`");
-        faults
+        let armed = self.0.as_ref().expect("faults that were made with `armable`");
+        armed
+            .faults
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push((point, action));
     }
 
+    /// Returns when an armed fault has struck.
+    pub async fn struck(&self) {
+        self.0
+            .as_ref()
+            .expect("faults that were made with `armable`")
+            .struck
+            .notified()
+            .await;
+    }
+
     #[inline]
-    pub fn reach(&self, point: Point) -> Result<(), Injected> {
+    pub async fn reach(&self, point: Point) -> Result<(), Injected> {
         match &self.0 {
             None => Ok(()),
-            Some(faults) => strike(faults, point),
+            Some(armed) => armed.strike(point).await,
         }
     }
 }
 
-#[cold]
-fn strike(faults: &Mutex<Vec<(Point, Action)>>, point: Point) -> Result<(), Injected> {
-    let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(index) = faults.iter().position(|(at, _)| *at == point) else {
-        return Ok(());
-    };
-    let (_, action) = faults.swap_remove(index);
-    drop(faults);
-    match action {
-        Action::Abort => std::process::abort(),
-        Action::Fail => Err(Injected(point)),
-        Action::Panic => panic!("the declared panic at {}", point.name()),
+impl Armed {
+    async fn strike(&self, point: Point) -> Result<(), Injected> {
+        let action = {
+            let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(index) = faults.iter().position(|(at, _)| *at == point) else {
+                return Ok(());
+            };
+            faults.swap_remove(index).1
+        };
+        self.struck.notify_one();
+        match action {
+            Action::Abort => std::process::abort(),
+            Action::Fail => Err(Injected(point)),
+            Action::Panic => panic!("the declared panic at {}", point.name()),
+            Action::Hang => std::future::pending().await,
+        }
     }
 }

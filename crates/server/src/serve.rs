@@ -141,7 +141,10 @@ pub async fn serve(
 
     tracing::info!("shutting down");
     let stop = config.on_shutdown == OnShutdown::Stop;
-    tokio::join!(templates.close(), registry.shut_down(stop, config.stop_grace + PATIENCE));
+    tokio::join!(
+        templates.close(),
+        registry.shut_down(stop, config.stop_grace + PATIENCE)
+    );
     let drained = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(DRAIN, drained).await.is_err() {
         connections.shutdown().await;

@@ -219,7 +219,7 @@ async fn events(
 fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent {
     let (profile, published) = (&agent.profile, agent.published());
     let limits = &profile.spec.limits;
-    let address = || state.config.network_range.address_of(profile.slot).to_string();
+    let address = || state.config.network_range.address_of(profile.slot);
     Agent {
         id: profile.id.clone(),
         name: profile.name.clone(),
@@ -237,7 +237,11 @@ fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent {
         disk: limits.disk,
         pids: limits.pids,
         env: profile.spec.env.clone(),
-        address: published.current_box.as_ref().map(|_| address()),
+        address: published
+            .current_box
+            .as_ref()
+            .and_then(|_| address())
+            .map(|address| address.to_string()),
         pid: published.current_box.map(|record| record.pid),
     }
 }

@@ -63,7 +63,7 @@ async fn make(ctx: &Arc<Context>, id: &Id, creation: Creation) -> Result<AgentRe
         .create(id, &template.id, disk)
         .await
         .map_err(Trouble::engine("be created"))?;
-    ctx.faults.reach(Point::CreateHomeMade)?;
+    ctx.faults.reach(Point::CreateHomeMade).await?;
     // Written as `starting` at once: one commit less than `stopped` first.
     let state = if creation.start {
         State::Starting
@@ -82,7 +82,7 @@ async fn make(ctx: &Arc<Context>, id: &Id, creation: Creation) -> Result<AgentRe
         status: Status::now(state, "created"),
     };
     let record = ctx.store.insert_agent(&new, ctx.slots).await?;
-    if let Err(fault) = ctx.faults.reach(Point::CreateRecorded) {
+    if let Err(fault) = ctx.faults.reach(Point::CreateRecorded).await {
         ctx.store.delete_agent(id).await?;
         return Err(fault.into());
     }

@@ -8,19 +8,19 @@ use crate::faults::Point;
 
 pub(super) async fn delete(agent: &Arc<Agent>) -> Result<(), Trouble> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
-    ctx.faults.reach(Point::DeleteRecorded)?;
+    ctx.faults.reach(Point::DeleteRecorded).await?;
     let gone = match agent.published().current_box {
         Some(_) => ctx.engine.stop(id, Duration::ZERO).await,
         None => ctx.engine.sweep(id).await,
     };
     gone.map_err(Trouble::engine("be deleted"))?;
     agent.publish_no_box();
-    ctx.faults.reach(Point::DeleteBoxGone)?;
+    ctx.faults.reach(Point::DeleteBoxGone).await?;
     ctx.homes
         .delete(id)
         .await
         .map_err(Trouble::engine("be deleted"))?;
-    ctx.faults.reach(Point::DeleteHomeGone)?;
+    ctx.faults.reach(Point::DeleteHomeGone).await?;
     ctx.store.delete_agent(id).await?;
     Ok(())
 }

@@ -148,6 +148,7 @@ impl Driver {
         });
     }
 
+    /// Whoever waits for something else than the end.
     fn refuse_all(&mut self, refusal: Refusal) {
         let joined = self
             .under_way
@@ -157,7 +158,13 @@ impl Driver {
             let _ = reply.send(Err(refusal.into()));
         }
         for asked in mem::take(&mut self.waiting) {
-            asked.answer(Err(refusal.into()));
+            match asked.request {
+                Request::Delete => self.waiting.push_back(asked),
+                Request::Start
+                | Request::EnsureRunning
+                | Request::Stop { .. }
+                | Request::BoxExited { .. } => asked.answer(Err(refusal.into())),
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use crate::records::State;
 
 pub(super) async fn start(agent: &Arc<Agent>, from: State) -> Result<BoxRecord, Trouble> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
-    ctx.faults.reach(Point::StartRecorded)?;
+    ctx.faults.reach(Point::StartRecorded).await?;
     if let Some(damage) = &agent.profile.damage {
         return Err(Trouble::Damaged(format!("its record is damaged: {damage}")));
     }
@@ -23,7 +23,7 @@ pub(super) async fn start(agent: &Arc<Agent>, from: State) -> Result<BoxRecord, 
         .start(&agent.box_spec())
         .await
         .map_err(Trouble::engine("start"))?;
-    if let Err(fault) = ctx.faults.reach(Point::StartBoxUp) {
+    if let Err(fault) = ctx.faults.reach(Point::StartBoxUp).await {
         let _ = ctx.engine.sweep(id).await;
         return Err(fault.into());
     }

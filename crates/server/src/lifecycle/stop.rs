@@ -8,12 +8,12 @@ use crate::faults::Point;
 
 pub(super) async fn stop(agent: &Arc<Agent>, grace: Duration) -> Result<(), Trouble> {
     let ctx = &agent.ctx;
-    ctx.faults.reach(Point::StopRecorded)?;
+    ctx.faults.reach(Point::StopRecorded).await?;
     ctx.engine
         .stop(&agent.profile.id, grace)
         .await
         .map_err(Trouble::engine("stop"))?;
-    ctx.faults.reach(Point::StopBoxGone)?;
+    ctx.faults.reach(Point::StopBoxGone).await?;
     Ok(())
 }
 

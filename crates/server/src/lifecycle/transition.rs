@@ -59,7 +59,7 @@ async fn proceed(agent: Arc<Agent>, transition: Transition, from: State, began: 
     match after(&transition, from, outcome) {
         Next::Gone => {
             leave(&agent);
-            agent.ctx.faults.reach(Point::DeleteFinished)?;
+            agent.ctx.faults.reach(Point::DeleteFinished).await?;
             Ok(())
         }
         Next::Rest(state) => {
@@ -119,13 +119,13 @@ async fn come_to_rest(
         (Ok(Some(record)), Ok(())) => {
             let generation = agent.publish_box(status, record);
             watcher::spawn(agent, generation);
-            agent.ctx.faults.reach(Point::StartFinished)?;
+            agent.ctx.faults.reach(Point::StartFinished).await?;
             Ok(())
         }
         (Ok(None), Ok(())) => {
             agent.publish_no_box();
             agent.publish(status);
-            agent.ctx.faults.reach(Point::StopFinished)?;
+            agent.ctx.faults.reach(Point::StopFinished).await?;
             Ok(())
         }
         (Err(trouble), recorded) => {

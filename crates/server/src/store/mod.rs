@@ -12,6 +12,8 @@ use crate::records::{
 
 #[cfg(test)]
 mod conformance;
+#[cfg(test)]
+pub(crate) mod memory;
 mod sqlite;
 
 pub use sqlite::SqliteStore;

@@ -1,1 +1,172 @@
+//! The lifecycle on engines, homes and records that exist only in memory.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use dorm_engine::fake::{FakeEngine, FakeHomes};
+use dorm_engine::{Id, Limits};
+
+use super::{Agent, Creation, Parts, Registry, Trouble};
+use crate::faults::Faults;
+use crate::metrics::Metrics;
+use crate::records::{AgentSpec, Lifetime, Slots, State, TemplateDefaults, TemplateRecord, Workspace, now};
+use crate::store::Store as _;
+use crate::store::memory::MemoryStore;
+
+mod crash;
+mod drive;
+mod law;
+mod model;
+mod restart;
+
+/// What outlives a daemon, and the daemon of the moment.
+struct World {
+    store: Arc<MemoryStore>,
+    engine: Arc<FakeEngine>,
+    homes: Arc<FakeHomes>,
+    faults: Faults,
+    registry: Arc<Registry>,
+}
+
+impl World {
+    async fn new() -> Self {
+        let store = Arc::new(MemoryStore::default());
+        let (engine, homes) = (FakeEngine::new(), FakeHomes::new());
+        let template = TemplateRecord {
+            id: Id::random(),
+            workspace: Workspace::default(),
+            name: "base".to_owned(),
+            recipe_hash: None,
+            defaults: TemplateDefaults {
+                env: [
+                    ("A".to_owned(), "template".to_owned()),
+                    ("B".to_owned(), "template".to_owned()),
+                ]
+                .into(),
+                user: Some("user".to_owned()),
+                start: Some("serve".to_owned()),
+                workdir: None,
+            },
+            size: 1,
+            created: now(),
+        };
+        homes.add_template(&template.id);
+        store.insert_template(&template).await.unwrap();
+        let faults = Faults::armable();
+        let registry = open(&store, &engine, &homes, &faults).await;
+        Self {
+            store,
+            engine,
+            homes,
+            faults,
+            registry,
+        }
+    }
+
+    /// The daemon dies without a word, and another takes its place.
+    async fn restart(&mut self) {
+        self.registry.shut_down(false, Duration::ZERO).await;
+        self.registry = open(&self.store, &self.engine, &self.homes, &self.faults).await;
+    }
+
+    fn creation(name: &str, lifetime: Lifetime, start: bool) -> Creation {
+        let limits = Limits {
+            cpu_millis: 1000,
+            memory: 1 << 30,
+            pids: 100,
+            disk: 1 << 30,
+            io_bps: None,
+        };
+        let spec = AgentSpec {
+            limits,
+            env: [("B".to_owned(), "agent".to_owned())].into(),
+        };
+        let workspace = Workspace::default();
+        Creation {
+            workspace,
+            name: name.to_owned(),
+            template: "base".to_owned(),
+            lifetime,
+            spec,
+            start,
+        }
+    }
+
+    async fn create(&self, name: &str, lifetime: Lifetime, start: bool) -> Result<Arc<Agent>, Trouble> {
+        self.registry.create(Self::creation(name, lifetime, start)).await
+    }
+
+    async fn running(&self, name: &str) -> Arc<Agent> {
+        self.create(name, Lifetime::Persistent, true).await.unwrap()
+    }
+
+    async fn stopped(&self, name: &str) -> Arc<Agent> {
+        self.create(name, Lifetime::Persistent, false).await.unwrap()
+    }
+
+    fn get(&self, name: &str) -> Option<Arc<Agent>> {
+        self.registry.get(&Workspace::default(), name).ok()
+    }
+
+    /// Records, boxes and homes agree, and every event follows from the one before.
+    async fn assert_in_order(&self) {
+        let records = self.store.agents().await.unwrap().readable;
+        let agents = self.registry.all();
+        assert_eq!(records.len(), agents.len(), "{records:?}");
+        assert_eq!(self.homes.count(), records.len());
+        for record in records {
+            let id = &record.profile.id;
+            let agent = self.get(id.as_str()).expect("a recorded agent is known");
+            assert_eq!(agent.published().status, record.status);
+            let runs = record.status.state == State::Running;
+            assert_eq!(self.engine.is_running(id), runs, "{record:?}");
+            assert_eq!(record.box_record.is_some(), runs, "{record:?}");
+            assert_eq!(
+                agent.published().current_box.as_deref(),
+                record.box_record.as_ref()
+            );
+            let mut events = self.store.events(id, 1000).await.unwrap();
+            events.reverse();
+            assert!(
+                events.windows(2).all(|pair| pair[1].from == Some(pair[0].to)),
+                "{events:#?}"
+            );
+            assert_eq!(events.last().unwrap().to, record.status.state);
+        }
+    }
+}
+
+async fn open(
+    store: &Arc<MemoryStore>,
+    engine: &Arc<FakeEngine>,
+    homes: &Arc<FakeHomes>,
+    faults: &Faults,
+) -> Arc<Registry> {
+    let parts = Parts {
+        store: store.clone(),
+        engine: engine.clone(),
+        homes: homes.clone(),
+        metrics: Arc::new(Metrics::default()),
+        faults: faults.clone(),
+        slots: Slots {
+            max: 100,
+            first_uid: 1_000_000,
+        },
+        nameservers: vec!["169.254.1.1".to_owned()],
+        stop_grace: Duration::from_secs(10),
+    };
+    Registry::open(parts, true).await.unwrap()
+}
+
+/// Waits until the agent rests in `state`.
+async fn reaches(agent: &Arc<Agent>, state: State) {
+    agent
+        .subscribe()
+        .wait_for(|now| now.status.state == state)
+        .await
+        .unwrap();
+}
+
+async fn vanishes(agent: &Arc<Agent>) {
+    agent.subscribe().wait_for(|now| now.gone).await.unwrap();
+}

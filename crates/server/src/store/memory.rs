@@ -1,0 +1,301 @@
+//! Records in memory, for tests of what stands on a store. Writes can be made to fail.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use dorm_engine::Id;
+
+use super::{AllAgents, Result, Store, StoreError};
+use crate::records::{
+    AgentRecord, BoxChange, Change, EventRecord, KeyRecord, NewAgentRecord, Profile, Slots, State, Status,
+    TemplateRecord, Workspace,
+};
+
+#[derive(Default)]
+pub(crate) struct MemoryStore(Mutex<Tables>);
+
+#[derive(Default)]
+struct Tables {
+    agents: Vec<AgentRecord>,
+    events: Vec<EventRecord>,
+    templates: Vec<TemplateRecord>,
+    keys: Vec<KeyRecord>,
+    fail_changes_to: Option<State>,
+    commits: u64,
+}
+
+impl MemoryStore {
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes to this state are refused from now on.
+    pub(crate) fn fail_changes_to(&self, state: Option<State>) {
+        self.tables().fail_changes_to = state;
+    }
+
+    /// Each would be an fsync on a disk.
+    pub(crate) fn commits(&self) -> u64 {
+        self.tables().commits
+    }
+
+    pub(crate) fn damage(&self, id: &Id, what: &str) {
+        let mut tables = self.tables();
+        let agent = tables
+            .agents
+            .iter_mut()
+            .find(|agent| agent.profile.id == *id)
+            .expect("an agent to damage");
+        agent.profile.damage = Some(what.to_owned());
+    }
+}
+
+fn event(tables: &mut Tables, agent: &Id, from: Option<State>, to: &Status, millis: Option<i64>) {
+    let seq = tables.events.last().map_or(1, |event| event.seq + 1);
+    let (agent, reason) = (agent.clone(), to.reason.clone());
+    tables.events.push(EventRecord {
+        seq,
+        agent,
+        time: to.since,
+        from,
+        to: to.state,
+        reason,
+        millis,
+    });
+    tables.commits += 1;
+}
+
+fn missing(kind: &'static str, name: &str) -> StoreError {
+    StoreError::NotFound {
+        kind,
+        name: name.to_owned(),
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn insert_agent(&self, new: &NewAgentRecord, slots: Slots) -> Result<AgentRecord> {
+        let mut tables = self.tables();
+        let same =
+            |agent: &AgentRecord| agent.profile.workspace == new.workspace && agent.profile.name == new.name;
+        if tables.agents.iter().any(same) {
+            return Err(StoreError::AlreadyExists {
+                kind: "an agent",
+                name: new.name.clone(),
+            });
+        }
+        let free = |slot: &u32| tables.agents.iter().all(|agent| agent.profile.slot != *slot);
+        let slot = (0..slots.max)
+            .find(free)
+            .ok_or(StoreError::NoSlot { max: slots.max })?;
+        let new = new.clone();
+        let profile = Profile {
+            id: new.id,
+            workspace: new.workspace,
+            name: new.name,
+            template_id: new.template_id,
+            template_name: new.template_name,
+            lifetime: new.lifetime,
+            spec: new.spec,
+            defaults: new.defaults,
+            slot,
+            uid_base: slots.uid_base(slot),
+            created: new.status.since,
+            damage: None,
+        };
+        let record = AgentRecord {
+            profile,
+            status: new.status,
+            box_record: None,
+        };
+        tables.agents.push(record.clone());
+        tables.agents.sort_by_key(|agent| agent.profile.slot);
+        event(&mut tables, &record.profile.id, None, &record.status, None);
+        Ok(record)
+    }
+
+    async fn agents(&self) -> Result<AllAgents> {
+        Ok(AllAgents {
+            readable: self.tables().agents.clone(),
+            unreadable: Vec::new(),
+        })
+    }
+
+    async fn change_state(&self, change: &Change<'_>) -> Result<()> {
+        let mut tables = self.tables();
+        if tables.fail_changes_to == Some(change.to.state) {
+            let source = sqlx::Error::Io(std::io::Error::other("declared fault"));
+            return Err(StoreError::Database {
+                doing: "recorded a change of state",
+                source,
+            });
+        }
+        let found = tables
+            .agents
+            .iter_mut()
+            .find(|agent| agent.profile.id == *change.agent);
+        let agent = found.ok_or_else(|| missing("agent", change.agent.as_str()))?;
+        agent.status = change.to.clone();
+        match change.box_record {
+            BoxChange::Keep => {}
+            BoxChange::Set(record) => agent.box_record = Some(record.clone()),
+            BoxChange::Clear => agent.box_record = None,
+        }
+        event(
+            &mut tables,
+            change.agent,
+            Some(change.from),
+            change.to,
+            change.millis,
+        );
+        Ok(())
+    }
+
+    async fn delete_agent(&self, id: &Id) -> Result<()> {
+        let mut tables = self.tables();
+        tables.agents.retain(|agent| agent.profile.id != *id);
+        tables.events.retain(|event| event.agent != *id);
+        tables.commits += 1;
+        Ok(())
+    }
+
+    async fn events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>> {
+        let tables = self.tables();
+        let newest = tables.events.iter().rev().filter(|event| event.agent == *agent);
+        Ok(newest.take(limit as usize).cloned().collect())
+    }
+
+    async fn insert_template(&self, template: &TemplateRecord) -> Result<Option<Id>> {
+        let mut tables = self.tables();
+        let same = |old: &TemplateRecord| old.workspace == template.workspace && old.name == template.name;
+        let old = tables
+            .templates
+            .iter()
+            .position(same)
+            .map(|index| tables.templates.remove(index).id);
+        tables.templates.push(template.clone());
+        tables.templates.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(old)
+    }
+
+    async fn template_by_name_or_id(
+        &self,
+        workspace: &Workspace,
+        name_or_id: &str,
+    ) -> Result<TemplateRecord> {
+        let tables = self.tables();
+        let ours = || {
+            tables
+                .templates
+                .iter()
+                .filter(|template| template.workspace == *workspace)
+        };
+        let found = ours()
+            .find(|template| template.name == name_or_id)
+            .or_else(|| ours().find(|template| template.id.as_str() == name_or_id));
+        found.cloned().ok_or_else(|| missing("template", name_or_id))
+    }
+
+    async fn list_templates(&self, workspace: &Workspace) -> Result<Vec<TemplateRecord>> {
+        let tables = self.tables();
+        Ok(tables
+            .templates
+            .iter()
+            .filter(|template| template.workspace == *workspace)
+            .cloned()
+            .collect())
+    }
+
+    async fn template_ids(&self) -> Result<Vec<Id>> {
+        Ok(self
+            .tables()
+            .templates
+            .iter()
+            .map(|template| template.id.clone())
+            .collect())
+    }
+
+    async fn delete_template(&self, workspace: &Workspace, id: &Id) -> Result<()> {
+        let mut tables = self.tables();
+        let found = tables
+            .templates
+            .iter()
+            .position(|old| old.workspace == *workspace && old.id == *id);
+        tables
+            .templates
+            .remove(found.ok_or_else(|| missing("template", id.as_str()))?);
+        Ok(())
+    }
+
+    async fn agents_of_template(&self, id: &Id) -> Result<u64> {
+        Ok(self
+            .tables()
+            .agents
+            .iter()
+            .filter(|agent| agent.profile.template_id == *id)
+            .count() as u64)
+    }
+
+    async fn insert_key(&self, key: &KeyRecord) -> Result<()> {
+        self.tables().keys.push(key.clone());
+        Ok(())
+    }
+
+    async fn list_keys(&self, workspace: &Workspace) -> Result<Vec<KeyRecord>> {
+        Ok(self
+            .tables()
+            .keys
+            .iter()
+            .filter(|key| key.workspace == *workspace)
+            .cloned()
+            .collect())
+    }
+
+    async fn keys_by_prefix(&self, prefix: &str) -> Result<Vec<KeyRecord>> {
+        Ok(self
+            .tables()
+            .keys
+            .iter()
+            .filter(|key| key.prefix == prefix)
+            .cloned()
+            .collect())
+    }
+
+    async fn delete_key(&self, workspace: &Workspace, id: &Id) -> Result<()> {
+        let mut tables = self.tables();
+        let found = tables
+            .keys
+            .iter()
+            .position(|key| key.workspace == *workspace && key.id == *id);
+        tables
+            .keys
+            .remove(found.ok_or_else(|| missing("key", id.as_str()))?);
+        Ok(())
+    }
+
+    async fn touch_keys(&self, used: &[(Id, i64)]) -> Result<()> {
+        for key in &mut self.tables().keys {
+            let time = used.iter().find(|(id, _)| *id == key.id).map(|(_, time)| *time);
+            key.last_used = key.last_used.max(time);
+        }
+        Ok(())
+    }
+
+    async fn is_new(&self) -> Result<bool> {
+        let tables = self.tables();
+        Ok(tables.agents.is_empty() && tables.templates.is_empty() && tables.keys.is_empty())
+    }
+
+    async fn close(&self) {}
+}
+
+mod tests {
+    use super::MemoryStore;
+    use crate::store::conformance::conformance;
+
+    async fn open() -> (MemoryStore, ()) {
+        (MemoryStore::default(), ())
+    }
+
+    conformance!(open);
+}
