@@ -185,6 +185,8 @@ pub enum EngineError {
     NoHome(Id),
     #[error("the pool has no space left ({free} bytes free)")]
     NoSpace { free: u64 },
+    #[error("the layer cannot be unpacked: {0}")]
+    BadLayer(String),
     /// The box could not be brought up; what was made of it is removed again.
     #[error("the box did not come up while it {step}")]
     Start { step: String, #[source] source: Box<dyn std::error::Error + Send + Sync> },

@@ -94,6 +94,14 @@ pub enum UnpackError {
     },
 }
 
+impl UnpackError {
+    /// Whether the root, not the layer, is the trouble: it has no space left.
+    pub fn is_full(&self) -> bool {
+        use io::ErrorKind::{QuotaExceeded, StorageFull};
+        matches!(self, Self::Apply { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded))
+    }
+}
+
 pub type Result<T, E = UnpackError> = std::result::Result<T, E>;
 
 /// Applies `layer` to the root of the calling process.
@@ -422,6 +430,8 @@ fn applying(doing: &'static str, path: &[u8], source: io::Error) -> UnpackError 
     }
 }
 
+/// For messages, in which a name need not be whole.
 fn lossy(path: &[u8]) -> String {
-    String::from_utf8_lossy(path).into_owned()
+    const LONGEST: usize = 512;
+    String::from_utf8_lossy(&path[..path.len().min(LONGEST)]).into_owned()
 }

@@ -71,6 +71,9 @@ pub(crate) enum Report {
     Failed(String),
     /// An unpacked layer: entries applied, and what had to be left out.
     Unpacked { entries: u64, warnings: Vec<String> },
+    BadLayer(String),
+    /// The home has no room for the layer.
+    Full,
 }
 
 /// Entry of the launcher process. Never returns to the caller's program.

@@ -14,8 +14,11 @@ pub(super) fn apply(offset: u64, length: u64) -> Result<(), Failure> {
     let layer = rustix::io::dup(rustix::stdio::stdout()).step("take the layer")?;
     let mut layer = File::from(layer);
     layer.seek(SeekFrom::Start(offset)).step("find the layer")?;
-    let applied = apply_layer(layer.take(length)).map_err(std::io::Error::other).step("apply the layer")?;
-    report(&Report::Unpacked { entries: applied.entries, warnings: applied.warnings() });
+    report(&match apply_layer(layer.take(length)) {
+        Ok(applied) => Report::Unpacked { entries: applied.entries, warnings: applied.warnings() },
+        Err(error) if error.is_full() => Report::Full,
+        Err(error) => Report::BadLayer(crate::chain(&error)),
+    });
     Ok(())
 }
 
@@ -34,13 +37,15 @@ pub(crate) async fn unpack(launcher: &Path, home: &Path, uid_base: u32, layer: L
     let mut process = None;
     let outcome = loop {
         let Ok(packet) = socket.receive().await else {
-            break Err("the unpacking process ended without a word".to_owned());
+            break Err(failed()(std::io::Error::other("the unpacking process ended without a word")));
         };
         match serde_json::from_slice(&packet) {
             Ok(Report::Pid(pid)) => process = dorm_sys::process::Process::open(pid).ok(),
             Ok(Report::Unpacked { entries, warnings }) => break Ok((entries, warnings)),
-            Ok(Report::Failed(reason)) => break Err(reason),
-            Err(error) => break Err(error.to_string()),
+            Ok(Report::BadLayer(reason)) => break Err(EngineError::BadLayer(reason)),
+            Ok(Report::Full) => break Err(EngineError::NoSpace { free: 0 }),
+            Ok(Report::Failed(reason)) => break Err(failed()(std::io::Error::other(reason))),
+            Err(error) => break Err(failed()(error.into())),
         }
     };
     // Process 1 is a child of this process, not of the launcher.
@@ -49,7 +54,7 @@ pub(crate) async fn unpack(launcher: &Path, home: &Path, uid_base: u32, layer: L
         crate::container::ended(&process).await;
     }
     let _ = child.wait().await;
-    let (entries, warnings) = outcome.map_err(|reason| failed()(std::io::Error::other(reason)))?;
+    let (entries, warnings) = outcome?;
     for warning in warnings {
         let _ = log.send(format!("warning: {warning}"));
     }

@@ -9,7 +9,7 @@ use dorm_engine::{BootConfig, BoxSpec, Debian, Limits, chain};
 use dorm_proto::boot::PROTOCOL_VERSION;
 use tokio::sync::mpsc;
 
-use super::making::{Made, Making};
+use super::making::{DISK, Made, Making};
 use super::recipe::{self, Identity, Source};
 use super::steps::{BoxStep, HostCa};
 use super::{Result, TemplateError, Templates};
@@ -18,11 +18,9 @@ use crate::guest_client::{GuestClient, GuestError};
 use crate::records::{TemplateDefaults, TemplateRecord, Workspace};
 use crate::store::StoreError;
 
-const GIB: u64 = 1 << 30;
 /// A build has the machine's cores, and these.
-const MEMORY: u64 = 4 * GIB;
+const MEMORY: u64 = 4 << 30;
 const PIDS: u32 = 4096;
-const DISK: u64 = 40 * GIB;
 const GRACE: Duration = Duration::from_secs(10);
 
 impl Templates {
@@ -153,6 +151,7 @@ impl Build {
             (Source::Debian { suite }, _) => {
                 making.report.step(format!("Bootstrap Debian {suite}")).await;
                 homes.create_empty(&id).await?;
+                homes.set_limit(&id, DISK).await?;
                 let debian = Debian {
                     suite: suite.to_owned(),
                     packages: self.recipe.apt.clone(),

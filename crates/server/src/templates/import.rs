@@ -12,7 +12,7 @@ use futures_util::{Stream, StreamExt as _};
 use tokio::io::{AsyncSeekExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
-use super::making::{Made, Making};
+use super::making::{DISK, Made, Making};
 use super::{Result, TemplateError, Templates, recipe};
 use crate::api::types::Progress;
 use crate::records::{TemplateDefaults, Workspace};
@@ -144,7 +144,9 @@ impl Import {
         };
         self.making.report.plan(layers.len() + 1);
         let (_, uid_base) = self.making.take_slot().await?;
-        self.making.parts().homes.create_empty(&self.making.id).await?;
+        let (homes, id) = (&self.making.parts().homes, &self.making.id);
+        homes.create_empty(id).await?;
+        homes.set_limit(id, DISK).await?;
         let count = layers.len();
         for (n, layer) in layers.into_iter().enumerate() {
             self.making

@@ -14,6 +14,8 @@ use crate::records::{TemplateDefaults, TemplateRecord, now};
 
 /// Progress that may wait for its reader; more holds the work up.
 const QUEUE: usize = 256;
+/// Bytes that a template may hold beyond its parent, so that no archive or recipe fills the pool.
+pub(super) const DISK: u64 = 40 << 30;
 
 pub(super) struct Making {
     pub(super) templates: Arc<Templates>,

@@ -1,6 +1,6 @@
 //! The steps of a recipe that are done inside the template, by its own programs, as root of its box.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use super::report::{Lines, Report};
@@ -11,6 +11,8 @@ use crate::guest_client::{GuestClient, Next, Run};
 /// Where Debian and most others keep the bundle of all trusted certificates.
 const BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
 const HOST_BUNDLE: &str = "/usr/local/share/ca-certificates/dorm/host.pem";
+const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+const END: &str = "-----END CERTIFICATE-----";
 /// Programs that look elsewhere by default are told by these.
 const BUNDLE_VARIABLES: [&str; 5] = [
     "SSL_CERT_FILE",
@@ -91,7 +93,12 @@ impl BoxStep {
     pub(super) async fn perform(&self, guest: &GuestClient, report: &mut Report) -> Result<()> {
         match self {
             Self::TrustHost(ca) => {
-                guest.write_file(HOST_BUNDLE, ca.bundle.clone().into()).await?;
+                let missing = ca.missing_in(&trusted(guest).await?);
+                if missing.is_empty() {
+                    report.line("all of them are trusted already").await;
+                    return Ok(());
+                }
+                guest.write_file(HOST_BUNDLE, missing.concat().into()).await?;
                 script(guest, report, TRUST, &[]).await
             }
             Self::Install(packages) => {
@@ -114,6 +121,24 @@ impl BoxStep {
             Self::CleanUp => script(guest, report, CLEAN_UP, &[]).await,
         }
     }
+}
+
+/// The bundle of the template as it is; nothing if it has none.
+async fn trusted(guest: &GuestClient) -> Result<String> {
+    let script = format!("if [ -e {BUNDLE} ]; then cat {BUNDLE}; fi");
+    let run = Run {
+        command: "/bin/sh",
+        args: &["-c", &script],
+        user: "root",
+        workdir: Some("/"),
+        env: BTreeMap::new(),
+    };
+    let mut running = guest.start(&run).await?;
+    let mut bundle = Vec::new();
+    while let Next::Output(output) = running.next().await? {
+        bundle.extend_from_slice(&output);
+    }
+    Ok(String::from_utf8_lossy(&bundle).into_owned())
 }
 
 /// Runs `script` with `args` as its parameters, up to the first command that fails.
@@ -188,9 +213,53 @@ impl HostCa {
         &self.hash
     }
 
+    /// The certificates that are not in `bundle`, each as PEM.
+    fn missing_in(&self, bundle: &str) -> Vec<String> {
+        let theirs: HashSet<String> = certificates(bundle).collect();
+        certificates(&self.bundle)
+            .filter(|certificate| !theirs.contains(certificate))
+            .collect()
+    }
+
     pub(super) fn env() -> impl Iterator<Item = (String, String)> {
         BUNDLE_VARIABLES
             .into_iter()
             .map(|variable| (variable.to_owned(), BUNDLE.to_owned()))
+    }
+}
+
+/// The certificates of a bundle, without the remarks that may stand between them.
+fn certificates(bundle: &str) -> impl Iterator<Item = String> {
+    bundle.split(BEGIN).skip(1).filter_map(|rest| {
+        let (body, _) = rest.split_once(END)?;
+        let body: Vec<&str> = body.split_whitespace().collect();
+        Some(format!("{BEGIN}\n{}\n{END}\n", body.join("\n")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_certificates_that_the_template_does_not_trust_are_added() {
+        let pem = |body: &str| format!("{BEGIN}\n{body}\n{END}\n");
+        let host = HostCa::new(format!(
+            "# Company\n{}\r\n{}{}",
+            pem("AAAA\r\nBBBB"),
+            pem("CCCC"),
+            pem("DDDD")
+        ));
+        assert_eq!(host.missing_in(""), [pem("AAAA\nBBBB"), pem("CCCC"), pem("DDDD")]);
+        assert_eq!(host.missing_in(&pem("CCCC")), [pem("AAAA\nBBBB"), pem("DDDD")]);
+        assert!(host.missing_in(&host.bundle).is_empty());
+    }
+
+    #[test]
+    fn titles_are_one_short_line() {
+        let run = |command: &str| BoxStep::Run(command.to_owned()).title();
+        assert_eq!(run("make\n"), "Run make");
+        assert_eq!(run("make\nmake install"), "Run make…");
+        assert_eq!(run(&"x".repeat(200)).chars().count(), 73);
     }
 }
