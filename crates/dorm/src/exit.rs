@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde_json::json;
 
+use crate::output::printable;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     Error,
@@ -147,6 +149,7 @@ impl std::error::Error for Quiet {}
 /// As a program that SIGPIPE ends: the reader of the output has gone.
 pub(crate) const BROKEN_PIPE: Quiet = Quiet(141);
 pub(crate) const INTERRUPTED: i32 = 130;
+pub(crate) const TERMINATED: i32 = 143;
 
 /// Prints the error to stderr, once, and returns the exit code.
 pub(crate) fn report(error: &anyhow::Error, json: bool) -> i32 {
@@ -170,12 +173,12 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) -> i32 {
         }});
         eprintln!("{body}");
     } else {
-        eprintln!("error: {error}");
+        eprintln!("error: {}", printable(&error.to_string()));
         for cause in causes {
-            eprintln!("cause: {cause}");
+            eprintln!("cause: {}", printable(&cause));
         }
         if let Some(hint) = hint {
-            eprintln!("hint: {hint}");
+            eprintln!("hint: {}", printable(hint));
         }
     }
     code

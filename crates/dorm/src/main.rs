@@ -24,6 +24,7 @@ mod terminal;
 mod transfer;
 
 use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
 
 fn main() {
     // Before any thread: see the module's documentation.
@@ -47,7 +48,7 @@ fn main() {
         let own_interrupts = cli.verb.handles_interrupts();
         let result = tokio::select! {
             result = cli.verb.run(&cli.global) => result,
-            _ = interrupted(), if !own_interrupts => Err(exit::Quiet(exit::INTERRUPTED).into()),
+            code = interrupted(), if !own_interrupts => Err(exit::Quiet(code).into()),
         };
         result.map_or_else(|e| exit::report(&e, json), |()| 0)
     });
@@ -56,9 +57,16 @@ fn main() {
     std::process::exit(code)
 }
 
-/// Dropping the verb's work on Ctrl-C, instead of dying of it, removes its temporary files.
-async fn interrupted() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending::<()>().await;
+/// Dropping the verb's work on Ctrl-C or SIGTERM, instead of dying of it, removes its temporary files.
+async fn interrupted() -> i32 {
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
+        return std::future::pending().await;
+    };
+    let Ok(mut interrupt) = signal(SignalKind::interrupt()) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => exit::INTERRUPTED,
+        _ = terminate.recv() => exit::TERMINATED,
     }
 }

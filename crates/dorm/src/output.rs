@@ -1,6 +1,7 @@
 //! What commands print: tables for people, JSON for programs. A reader that has gone away ends the
 //! command quietly instead of with an error.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -38,6 +39,16 @@ pub(crate) fn json_line(value: &impl Serialize) -> Result<()> {
     line(serde_json::to_string(value)?)
 }
 
+/// Text from a box or from the daemon without what would steer the terminal.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if text.contains(steers) {
+        text.replace(steers, "\u{fffd}").into()
+    } else {
+        text.into()
+    }
+}
+
 /// Rows under headings, in columns as wide as their widest cell.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
@@ -59,7 +70,12 @@ impl Table {
     }
 
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.rows.push(cells.into());
+        self.rows.push(
+            cells
+                .iter()
+                .map(|cell| printable(cell).replace(['\n', '\t'], " "))
+                .collect(),
+        );
     }
 
     pub(crate) fn render(&self) -> String {
@@ -97,7 +113,7 @@ pub(crate) fn fields(pairs: &[(&str, String)]) -> Result<()> {
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 1;
     let mut text = String::new();
     for (name, value) in pairs {
-        text += format!("{:width$} {value}", format!("{name}:")).trim_end();
+        text += format!("{:width$} {}", format!("{name}:"), printable(value)).trim_end();
         text.push('\n');
     }
     bytes(text.as_bytes())
@@ -144,5 +160,17 @@ mod tests {
         table.row(["a".into(), "1".into()]);
         table.row(["longer".into(), "12345".into()]);
         assert_eq!(table.render(), "NAME     SIZE\na           1\nlonger  12345\n");
+    }
+
+    #[test]
+    fn what_a_box_says_cannot_steer_the_terminal() {
+        assert_eq!(printable("a\tb\nc"), "a\tb\nc");
+        assert_eq!(
+            printable("\x1b]0;x\x07\r\u{9b}1m"),
+            "\u{fffd}]0;x\u{fffd}\u{fffd}\u{fffd}1m"
+        );
+        let mut table = Table::new(["A"]);
+        table.row(["\x1b[2J\nB".into()]);
+        assert_eq!(table.render(), "A\n\u{fffd}[2J B\n");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use dorm_server::api::types::{Progress, Template};
+use dorm_server::api::types::{ErrorBody, Progress, Template};
 use http::Response;
 use hyper::body::Incoming;
 use indicatif::ProgressBar;
@@ -13,6 +13,7 @@ use tokio_util::io::StreamReader;
 
 use crate::client::guest::chunks;
 use crate::exit::{Exit, Failure};
+use crate::output::printable;
 use crate::{output, progress};
 
 /// How much of the log an error comes with.
@@ -33,9 +34,10 @@ pub(crate) async fn follow(
         } else {
             progress::steps(name)
         },
-        lines: !json && (verbose || !progress::on_terminal()),
+        lines: json || verbose || !progress::on_terminal(),
         steps: !json && !progress::on_terminal(),
         last: VecDeque::new(),
+        json,
     };
     while let Some(line) = lines.next_line().await.context("the daemon's answer broke off")? {
         if line.trim().is_empty() {
@@ -58,14 +60,7 @@ pub(crate) async fn follow(
             }
             Progress::Error { error } => {
                 view.bar.finish_and_clear();
-                if !view.lines && !json {
-                    view.last.iter().for_each(|line| eprintln!("  {line}"));
-                }
-                let exit = Exit::from_code(&error.code).unwrap_or(Exit::Error);
-                let hint = error
-                    .hint
-                    .unwrap_or_else(|| format!("the whole log: dorm template log {name}"));
-                return Err(Failure::new(exit, error.message).hint(hint).into());
+                return Err(view.failure(error, name).into());
             }
         }
     }
@@ -95,6 +90,8 @@ struct View {
     /// Steps are lines of their own.
     steps: bool,
     last: VecDeque<String>,
+    /// All of it goes out as JSON instead.
+    json: bool,
 }
 
 impl View {
@@ -108,13 +105,35 @@ impl View {
     }
 
     fn log(&mut self, line: String) {
-        if self.lines {
+        if self.lines && !self.json {
             // Above the bar, where there is one.
-            self.bar.suspend(|| eprintln!("  {line}"));
+            self.bar.suspend(|| eprintln!("  {}", printable(&line)));
         }
         if self.last.len() == LAST_LINES {
             self.last.pop_front();
         }
         self.last.push_back(line);
+    }
+
+    /// The error as the command's own. Log lines come with it once: shown already, in the daemon's hint, or here.
+    fn failure(&self, error: ErrorBody, name: &str) -> Failure {
+        let exit = Exit::from_code(&error.code).unwrap_or(Exit::Error);
+        let whole = format!("the whole log: dorm template log {name}");
+        let last = self
+            .last
+            .back()
+            .map(String::as_str)
+            .filter(|line| !line.is_empty());
+        let quotes = |hint: &str| last.is_some_and(|last| hint.ends_with(last));
+        let hint = match error.hint {
+            Some(hint) if !quotes(&hint) => hint,
+            _ => whole,
+        };
+        if !self.lines {
+            self.last
+                .iter()
+                .for_each(|line| eprintln!("  {}", printable(line)));
+        }
+        Failure::new(exit, error.message).hint(hint)
     }
 }
