@@ -8,6 +8,7 @@ pub mod boot;
 mod generated {
     #![allow(
         clippy::all,
+        clippy::allow_attributes_without_reason,
         unreachable_pub,
         unused_qualifications,
         reason = "the code generator does not write for our lints"

@@ -78,6 +78,7 @@ fn report(result: io::Result<()>) -> ExitCode {
 
 /// As process 1 of a box, told by the daemon what the box is.
 fn init() -> io::Result<()> {
+    sys::close_from(dorm_proto::boot::BOOT_FD.unsigned_abs() + 1);
     let socket = boot::BootSocket::take()?;
     log::set_up(Path::new(LOG_FOLDER));
     let prepared = socket.receive().and_then(|config| {
@@ -101,6 +102,7 @@ fn init() -> io::Result<()> {
 
 /// Outside of a box, for tests: serves anyone on a socket file, and keeps its state beside it.
 fn standalone(socket: &Path) -> io::Result<()> {
+    sys::close_from(3);
     let state = PathBuf::from(format!("{}.d", socket.display()));
     log::set_up(&state);
     let listener = http::bind(socket)?;
@@ -148,13 +150,22 @@ fn serve(
 
 /// What every run inherits: no ignored signals but Rust's SIGPIPE, which `spawn` undoes, and an ordinary umask.
 fn set_up_process() {
-    // SAFETY: resetting dispositions and the umask touches no memory of ours; no other thread runs yet.
-    unsafe {
-        for number in (1..=libc::SIGRTMAX()).filter(|n| *n != libc::SIGPIPE) {
-            libc::signal(number, libc::SIG_DFL);
-        }
-        libc::umask(0o022);
+    // The kernel's own structure and call: the C library keeps two of the signals to itself.
+    let default = [0u64; 4];
+    for number in (1..=64).filter(|n| *n != libc::SIGPIPE) {
+        // SAFETY: an all-zero kernel sigaction means the default; it is 32 bytes long, and 8 is the size of its mask.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                number,
+                default.as_ptr(),
+                std::ptr::null_mut::<u64>(),
+                8,
+            )
+        };
     }
+    // SAFETY: umask takes and gives an integer.
+    unsafe { libc::umask(0o022) };
 }
 
 /// Runs the box's start command as a kept run, so that its output can be asked for.

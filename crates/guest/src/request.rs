@@ -63,7 +63,11 @@ pub(crate) fn keepalive(headers: &HeaderMap) -> Duration {
 
 /// Whether the file system or a quota is full.
 pub(crate) fn is_full(e: &io::Error) -> bool {
-    matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) || e.kind() == io::ErrorKind::StorageFull
+    matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
+        || matches!(
+            e.kind(),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+        )
 }
 
 /// A file error in the words of the Connect protocol.

@@ -11,6 +11,8 @@ use crate::sys;
 
 /// The daemon waits a little longer than this before it kills the box.
 const PATIENCE: Duration = Duration::from_secs(8);
+/// What is left for clients to hear of it.
+const FAREWELL: Duration = Duration::from_millis(500);
 
 /// Signals every other process of the box; outside of a box, only the runs.
 fn signal_all(runs: &[Arc<Run>], signal: i32) {
@@ -39,5 +41,25 @@ pub(crate) async fn stop(runs: &Runs, mut children: watch::Receiver<bool>) {
         let gone = children.wait_for(|left| !left);
         let _ = tokio::time::timeout(Duration::from_secs(1), gone).await;
     }
-    log!("stopped");
+    let told = tokio::time::timeout(FAREWELL, tell_clients(&running)).await;
+    log!(
+        "stopped{}",
+        if told.is_err() {
+            ", not every client has seen the end of its run"
+        } else {
+            ""
+        }
+    );
+}
+
+/// Waits until whoever reads a run's output has had its end.
+async fn tell_clients(runs: &[Arc<Run>]) {
+    if runs.iter().all(|r| !r.output.has_readers()) {
+        return;
+    }
+    while runs.iter().any(|r| r.output.has_readers()) {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    // A reader is done when the last event is handed to its connection, which still has to write it.
+    tokio::time::sleep(Duration::from_millis(10)).await;
 }

@@ -19,6 +19,12 @@ pub(crate) fn set_cloexec(fd: RawFd) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) }).map(drop)
 }
 
+/// Closes every descriptor from `first` on. For the start of the program, when none of them is anyone's.
+pub(crate) fn close_from(first: u32) {
+    // SAFETY: nothing has been opened yet, so no open descriptor in the range has an owner.
+    unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
+}
+
 pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: F_GETFL and F_SETFL take and give integers.
     unsafe {

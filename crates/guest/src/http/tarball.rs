@@ -3,8 +3,9 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures_util::StreamExt;
@@ -185,6 +186,14 @@ fn refuse(name: &Path, why: &str) -> io::Error {
     )
 }
 
+/// What the library says of a broken archive is not the file system's fault.
+fn broken(e: io::Error) -> io::Error {
+    match e.kind() {
+        io::ErrorKind::Other => io::Error::new(io::ErrorKind::InvalidData, e),
+        _ => e,
+    }
+}
+
 fn unpack_from(reader: ChunkReader, target: &Path) -> io::Result<()> {
     ops::make_folders(target)?;
     let target = fs::canonicalize(target)?;
@@ -192,25 +201,25 @@ fn unpack_from(reader: ChunkReader, target: &Path) -> io::Result<()> {
     archive.set_preserve_permissions(true);
     archive.set_preserve_mtime(true);
     archive.set_overwrite(true);
-    // Folders last and the innermost first, so that neither their modes nor their times stand in the way.
     let mut folders = Vec::new();
     for entry in archive.entries()? {
-        let mut entry = entry?;
+        let mut entry = entry.map_err(broken)?;
         let name = PathBuf::from(std::ffi::OsStr::from_bytes(&entry.path_bytes()));
         if name.components().any(|c| c == Component::ParentDir) {
             return Err(refuse(&name, "leads out of the folder"));
         }
         match entry.header().entry_type() {
             EntryType::Directory => {
-                make_inside(&target, &name)?;
-                folders.push(entry);
+                let (mode, mtime) = (entry.header().mode(), entry.header().mtime());
+                let path = make_inside(&target, &name)?;
+                folders.push((path, mode.map_err(broken)?, mtime.map_err(broken)?));
             }
             EntryType::Regular
             | EntryType::Continuous
             | EntryType::GNUSparse
             | EntryType::Symlink
             | EntryType::Link => {
-                if !entry.unpack_in(&target)? {
+                if !entry.unpack_in(&target).map_err(broken)? {
                     return Err(refuse(&name, "leads out of the folder"));
                 }
             }
@@ -218,15 +227,18 @@ fn unpack_from(reader: ChunkReader, target: &Path) -> io::Result<()> {
             _ => return Err(refuse(&name, "is neither a file, a folder nor a link")),
         }
     }
-    folders.sort_by(|a, b| b.path_bytes().cmp(&a.path_bytes()));
-    for mut folder in folders {
-        folder.unpack_in(&target)?;
+    // Last and the innermost first, so that neither modes nor times of folders stand in the way.
+    folders.sort_by(|a, b| b.0.cmp(&a.0));
+    for (path, mode, mtime) in folders.into_iter().filter(|(path, ..)| *path != target) {
+        let folder = fs::File::open(&path)?;
+        folder.set_modified(UNIX_EPOCH + Duration::from_secs(mtime))?;
+        folder.set_permissions(fs::Permissions::from_mode(mode & 0o7777))?;
     }
     Ok(())
 }
 
 /// Makes a folder of the archive, unless a link leads its path elsewhere.
-fn make_inside(target: &Path, name: &Path) -> io::Result<()> {
+fn make_inside(target: &Path, name: &Path) -> io::Result<PathBuf> {
     let mut path = target.to_owned();
     for part in name.components() {
         if let Component::Normal(part) = part {
@@ -246,9 +258,9 @@ fn make_inside(target: &Path, name: &Path) -> io::Result<()> {
     // Files still have to be put into it, whatever mode it gets in the end.
     let mode = fs::metadata(&path)?.mode();
     if mode & 0o700 != 0o700 {
-        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode | 0o700))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode | 0o700))?;
     }
-    Ok(())
+    Ok(path)
 }
 
 struct ChunkReader {

@@ -141,6 +141,10 @@ impl Output {
         self.state().end
     }
 
+    pub(crate) fn has_readers(&self) -> bool {
+        !self.state().cursors.is_empty()
+    }
+
     /// Takes what the process wrote, waiting while a reader is too far behind.
     pub(crate) async fn append(&self, stream: Stream, data: &[u8]) {
         loop {
