@@ -19,7 +19,7 @@ macro_rules! features {
     };
 }
 
-features![agents, runner];
+features![agents, exec, runner];
 
 const THREADS: usize = 3;
 
@@ -28,7 +28,8 @@ fn main() -> ExitCode {
     args.test_threads.get_or_insert(THREADS);
     let trials = || {
         let all = features().into_iter();
-        all.flat_map(|(feature, tests)| tests.into_iter().map(move |test| harness::trial(feature, test))).collect()
+        all.flat_map(|(feature, tests)| tests.into_iter().map(move |test| harness::trial(feature, test)))
+            .collect()
     };
     if args.list {
         return libtest_mimic::run(&args, trials()).exit_code();
@@ -47,7 +48,12 @@ fn main() -> ExitCode {
     }
     let conclusion = libtest_mimic::run(&args, trials());
     let left = harness::Server::finish_shared();
-    left.iter().for_each(|what| eprintln!("left behind by the shared server: {what}"));
+    left.iter()
+        .for_each(|what| eprintln!("left behind by the shared server: {what}"));
     harness::World::tear_down();
-    if left.is_empty() { conclusion.exit_code() } else { ExitCode::FAILURE }
+    if left.is_empty() {
+        conclusion.exit_code()
+    } else {
+        ExitCode::FAILURE
+    }
 }

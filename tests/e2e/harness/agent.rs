@@ -34,18 +34,31 @@ impl Server {
         let name = unique(label);
         let made = self.json(&[&["new", &name], args].concat())?;
         let id = made["id"].as_str().context("an agent has an id")?.to_owned();
-        Ok(Agent { server: Arc::clone(self), name, id })
+        Ok(Agent {
+            server: Arc::clone(self),
+            name,
+            id,
+        })
     }
 
     /// Takes charge of an agent that was made in another way.
     pub(crate) fn adopt(self: &Arc<Self>, name: &str) -> Result<Agent> {
         let shown = self.json(&["show", name])?;
         let id = shown["id"].as_str().context("an agent has an id")?.to_owned();
-        Ok(Agent { server: Arc::clone(self), name: name.to_owned(), id })
+        Ok(Agent {
+            server: Arc::clone(self),
+            name: name.to_owned(),
+            id,
+        })
     }
 
     pub(crate) fn names(&self) -> Result<Vec<String>> {
-        Ok(self.dorm(&["ls", "-q"])?.text()?.lines().map(str::to_owned).collect())
+        Ok(self
+            .dorm(&["ls", "-q"])?
+            .text()?
+            .lines()
+            .map(str::to_owned)
+            .collect())
     }
 }
 
@@ -57,7 +70,8 @@ impl Agent {
 
     /// The same with flags of `dorm exec`.
     pub(crate) fn exec_with(&self, flags: &[&str], command: &[&str]) -> Result<Output> {
-        self.server.dorm(&[&["exec"], flags, &[&self.name, "--"], command].concat())
+        self.server
+            .dorm(&[&["exec"], flags, &[&self.name, "--"], command].concat())
     }
 
     pub(crate) fn sh(&self, script: &str) -> Result<Output> {
@@ -95,7 +109,10 @@ impl Agent {
     }
 
     pub(crate) fn state(&self) -> Result<String> {
-        Ok(self.show()?["state"].as_str().context("an agent has a state")?.to_owned())
+        Ok(self.show()?["state"]
+            .as_str()
+            .context("an agent has a state")?
+            .to_owned())
     }
 
     pub(crate) fn stats(&self) -> Result<Value> {
@@ -104,11 +121,16 @@ impl Agent {
 
     /// Process 1 of the box, as the host sees it.
     pub(crate) fn pid(&self) -> Result<i32> {
-        Ok(self.show()?["pid"].as_i64().context("a running agent has a pid")? as i32)
+        Ok(self.show()?["pid"]
+            .as_i64()
+            .context("a running agent has a pid")? as i32)
     }
 
     pub(crate) fn address(&self) -> Result<String> {
-        Ok(self.show()?["address"].as_str().context("a running agent has an address")?.to_owned())
+        Ok(self.show()?["address"]
+            .as_str()
+            .context("a running agent has an address")?
+            .to_owned())
     }
 
     /// `NAME:PATH`, as `dorm cp` wants it.
@@ -134,7 +156,11 @@ impl Drop for Agent {
         }
         if self.server.pid().is_ok() {
             let found = self.server.remains.of_agent(&self.id);
-            leaked(found.into_iter().map(|what| format!("{what}, of the deleted agent {}", self.name)));
+            leaked(
+                found
+                    .into_iter()
+                    .map(|what| format!("{what}, of the deleted agent {}", self.name)),
+            );
         }
     }
 }

@@ -18,15 +18,27 @@ pub(crate) struct TarFile {
 
 impl TarFile {
     fn new(name: &str, kind: tar::EntryType, mode: u32) -> Self {
-        Self { name: name.to_owned(), kind, mode, link: String::new(), content: Vec::new() }
+        Self {
+            name: name.to_owned(),
+            kind,
+            mode,
+            link: String::new(),
+            content: Vec::new(),
+        }
     }
 
     pub(crate) fn file(name: &str, content: impl Into<Vec<u8>>) -> Self {
-        Self { content: content.into(), ..Self::new(name, tar::EntryType::Regular, 0o644) }
+        Self {
+            content: content.into(),
+            ..Self::new(name, tar::EntryType::Regular, 0o644)
+        }
     }
 
     pub(crate) fn program(name: &str, content: impl Into<Vec<u8>>) -> Self {
-        Self { mode: 0o755, ..Self::file(name, content) }
+        Self {
+            mode: 0o755,
+            ..Self::file(name, content)
+        }
     }
 
     pub(crate) fn folder(name: &str) -> Self {
@@ -34,11 +46,17 @@ impl TarFile {
     }
 
     pub(crate) fn symlink(name: &str, target: &str) -> Self {
-        Self { link: target.to_owned(), ..Self::new(name, tar::EntryType::Symlink, 0o777) }
+        Self {
+            link: target.to_owned(),
+            ..Self::new(name, tar::EntryType::Symlink, 0o777)
+        }
     }
 
     pub(crate) fn hard_link(name: &str, target: &str) -> Self {
-        Self { link: target.to_owned(), ..Self::new(name, tar::EntryType::Link, 0o644) }
+        Self {
+            link: target.to_owned(),
+            ..Self::new(name, tar::EntryType::Link, 0o644)
+        }
     }
 
     /// The host's block device 7:0, if it were up to the archive.
@@ -82,7 +100,12 @@ pub(crate) fn rootfs() -> Result<Vec<TarFile>> {
         let content = std::fs::read(&found)?;
         files.push(TarFile::program(&format!("bin/{program}"), content));
         let needed = command("ldd", &[&found.to_string_lossy()])?;
-        libraries.extend(needed.split_whitespace().filter(|w| w.starts_with('/')).map(str::to_owned));
+        libraries.extend(
+            needed
+                .split_whitespace()
+                .filter(|w| w.starts_with('/'))
+                .map(str::to_owned),
+        );
     }
     for library in libraries {
         let content = std::fs::read(&library)?;

@@ -36,7 +36,8 @@ impl Output {
 
     /// The output without the newline at its end, of a command that must have succeeded.
     pub(crate) fn text(&self) -> Result<String> {
-        self.succeeded().map(|output| output.stdout().trim_end().to_owned())
+        self.succeeded()
+            .map(|output| output.stdout().trim_end().to_owned())
     }
 
     pub(crate) fn succeeded(&self) -> Result<&Self> {
@@ -48,7 +49,10 @@ impl Output {
     pub(crate) fn refused(&self, code: i32, words: &[&str]) -> Result<()> {
         ensure!(self.code == code, "expected exit code {code}: {self}");
         for word in words {
-            ensure!(self.stderr.contains(word), "`{word}` is missing in the message: {self}");
+            ensure!(
+                self.stderr.contains(word),
+                "`{word}` is missing in the message: {self}"
+            );
         }
         Ok(())
     }
@@ -58,7 +62,11 @@ impl std::fmt::Display for Output {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let stdout = self.stdout();
         let start: String = stdout.chars().take(2000).collect();
-        write!(f, "`{}` left with {}\nstdout: {start}\nstderr: {}", self.what, self.code, self.stderr)
+        write!(
+            f,
+            "`{}` left with {}\nstdout: {start}\nstderr: {}",
+            self.what, self.code, self.stderr
+        )
     }
 }
 
@@ -66,7 +74,11 @@ impl Server {
     /// A command of the CLI that speaks to this server, ready to be started.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(binary());
-        command.args(args).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("DORM_DATA", &self.data);
+        command
+            .args(args)
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("DORM_DATA", &self.data);
         command
     }
 
@@ -107,7 +119,12 @@ pub(crate) fn run(mut command: Command, input: &[u8]) -> Result<Output> {
         let code = wait(&mut child, LONGEST).with_context(|| format!("{what} did not end"))?;
         let bytes = stdout.join().expect("reading does not panic")?;
         let stderr = String::from_utf8_lossy(&stderr.join().expect("reading does not panic")?).into_owned();
-        Ok(Output { what, bytes, stderr, code })
+        Ok(Output {
+            what,
+            bytes,
+            stderr,
+            code,
+        })
     })
 }
 
@@ -123,7 +140,9 @@ pub(crate) fn wait(child: &mut Child, longest: Duration) -> Result<i32> {
     let until = Instant::now() + longest;
     loop {
         if let Some(status) = child.try_wait()? {
-            return Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
+            return Ok(status
+                .code()
+                .unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
         }
         if Instant::now() > until {
             child.kill()?;

@@ -100,7 +100,7 @@ pub(crate) fn trial(feature: &'static str, test: Test) -> Trial {
             Ok(Ok(())) => String::new(),
             Ok(Err(error)) => match error.downcast_ref::<Skip>() {
                 Some(skip) => return Ok(Completion::ignored_with(skip)),
-                None => format!("{error:?}"),
+                None => format!("{error:#}"),
             },
             Err(panic) => said(panic.as_ref()),
         };
@@ -119,6 +119,9 @@ pub(crate) fn trial(feature: &'static str, test: Test) -> Trial {
 }
 
 fn said(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied());
     format!("panicked: {}", text.unwrap_or("without words"))
 }

@@ -38,19 +38,27 @@ fn names(pid: &str) -> (String, String) {
 impl Outside {
     pub(crate) fn get() -> Result<&'static Outside> {
         let made = OUTSIDE.get_or_init(|| Self::make().map_err(|e| format!("{e:#}")));
-        made.as_ref().map_err(|e| anyhow::anyhow!("the outside cannot be made: {e}"))
+        made.as_ref()
+            .map_err(|e| anyhow::anyhow!("the outside cannot be made: {e}"))
     }
 
     fn make() -> Result<Self> {
         let (namespace, interface) = names(&std::process::id().to_string());
         let private = Ipv4Addr::new(10, 99, (std::process::id() % 250) as u8, 2);
-        let outside = Self { namespace, host: address(1), public: address(2), private };
+        let outside = Self {
+            namespace,
+            host: address(1),
+            public: address(2),
+            private,
+        };
         // A run that crashed is cleaned up by its work directory, which must be there first.
         debug_assert!(World::get().root.exists());
         let ip = |args: &str| command("ip", &args.split(' ').collect::<Vec<_>>());
         let (ns, host, public) = (&outside.namespace, outside.host, outside.public);
         ip(&format!("netns add {ns}"))?;
-        ip(&format!("link add {interface} type veth peer name eth0 netns {ns}"))?;
+        ip(&format!(
+            "link add {interface} type veth peer name eth0 netns {ns}"
+        ))?;
         ip(&format!("addr add {host}/29 dev {interface}"))?;
         ip(&format!("link set {interface} up"))?;
         ip(&format!("route add {private}/32 dev {interface}"))?;
@@ -63,7 +71,10 @@ impl Outside {
     }
 
     /// Does something on a thread that is out there. Sockets made by it stay there.
-    pub(crate) fn there<T: Send + 'static>(&self, act: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    pub(crate) fn there<T: Send + 'static>(
+        &self,
+        act: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let namespace = std::fs::File::open(Path::new("/run/netns").join(&self.namespace))?;
         let thread = std::thread::spawn(move || {
             use std::os::fd::AsFd;
@@ -88,7 +99,9 @@ pub(crate) fn answers_peer_address(listener: TcpListener) -> Result<SocketAddr> 
     let address = listener.local_addr()?;
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let peer = |mut stream: TcpStream| -> Result<()> { Ok(writeln!(stream, "{}", stream.peer_addr()?.ip())?) };
+            let peer = |mut stream: TcpStream| -> Result<()> {
+                Ok(writeln!(stream, "{}", stream.peer_addr()?.ip())?)
+            };
             // A client that has gone has nothing to complain of.
             let _ = peer(stream);
         }
@@ -99,7 +112,9 @@ pub(crate) fn answers_peer_address(listener: TcpListener) -> Result<SocketAddr> 
 /// Removes the namespace and, with it, the interfaces of the run with this work directory.
 pub(super) fn destroy(root: &Path) {
     let name = root.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-    let Some(pid) = name.strip_prefix("dorm-e2e-") else { return };
+    let Some(pid) = name.strip_prefix("dorm-e2e-") else {
+        return;
+    };
     let (namespace, interface) = names(pid);
     if Path::new("/run/netns").join(&namespace).exists() {
         let _ = command("ip", &["link", "delete", &interface]);

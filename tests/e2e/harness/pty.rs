@@ -28,11 +28,25 @@ impl Terminal {
         rustix::pty::grantpt(&controller)?;
         rustix::pty::unlockpt(&controller)?;
         let name = rustix::pty::ptsname(&controller, Vec::new())?;
-        let user = rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?;
+        let user = rustix::fs::open(
+            name,
+            OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
         set_size(&controller, rows, columns)?;
         let mut session = Command::new("setsid");
-        session.arg("--ctty").arg(command.get_program()).args(command.get_args()).env_clear();
-        session.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TERM", "xterm");
+        session
+            .arg("--ctty")
+            .arg(command.get_program())
+            .args(command.get_args())
+            .env_clear();
+        session
+            .envs(
+                command
+                    .get_envs()
+                    .filter_map(|(name, value)| Some((name, value?))),
+            )
+            .env("TERM", "xterm");
         let child = session
             .stdin(Stdio::from(user.try_clone()?))
             .stdout(Stdio::from(user.try_clone()?))
@@ -47,10 +61,16 @@ impl Terminal {
             let mut buffer = [0; 4096];
             // Reading fails once nobody has the other side open any more.
             while let Ok(length @ 1..) = screen.read(&mut buffer) {
-                kept.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&buffer[..length]);
+                kept.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .extend_from_slice(&buffer[..length]);
             }
         });
-        Ok(Self { keyboard, child, seen })
+        Ok(Self {
+            keyboard,
+            child,
+            seen,
+        })
     }
 
     pub(crate) fn press(&mut self, keys: &str) -> Result<()> {
@@ -64,7 +84,8 @@ impl Terminal {
     /// Waits until `text` has appeared.
     pub(crate) fn sees(&self, text: &str) -> Result<()> {
         let shown = || Ok(self.screen().contains(text).then_some(()));
-        eventually("a text on the terminal", shown).with_context(|| format!("{text:?} is not in {:?}", self.screen()))
+        eventually("a text on the terminal", shown)
+            .with_context(|| format!("{text:?} is not in {:?}", self.screen()))
     }
 
     pub(crate) fn resize(&self, rows: u16, columns: u16) -> Result<()> {
@@ -73,7 +94,8 @@ impl Terminal {
 
     /// Waits for the command's end and returns its exit code.
     pub(crate) fn end(&mut self) -> Result<i32> {
-        cli::wait(&mut self.child, Duration::from_secs(60)).with_context(|| format!("seen: {:?}", self.screen()))
+        cli::wait(&mut self.child, Duration::from_secs(60))
+            .with_context(|| format!("seen: {:?}", self.screen()))
     }
 }
 
@@ -86,6 +108,11 @@ impl Drop for Terminal {
 }
 
 fn set_size(terminal: &impl AsFd, rows: u16, columns: u16) -> Result<()> {
-    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    let size = Winsize {
+        ws_row: rows,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
     Ok(rustix::termios::tcsetwinsize(terminal, size)?)
 }

@@ -24,13 +24,20 @@ impl Remains {
     pub(crate) fn of(data: &Path) -> Self {
         let canonical = fs::canonicalize(data).unwrap_or_else(|_| data.to_owned());
         let hash = blake3::hash(canonical.as_os_str().as_encoded_bytes()).to_hex();
-        Self { data: canonical, instance: hash[..6].to_owned() }
+        Self {
+            data: canonical,
+            instance: hash[..6].to_owned(),
+        }
     }
 
     /// The daemon's own cgroups: one, or one for each controller.
     pub(crate) fn cgroups(&self) -> Vec<PathBuf> {
         let name = format!("dorm-{}", self.instance);
-        let below = fs::read_dir(CGROUPS).into_iter().flatten().flatten().map(|e| e.path());
+        let below = fs::read_dir(CGROUPS)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|e| e.path());
         let candidates = std::iter::once(PathBuf::from(CGROUPS)).chain(below);
         candidates.map(|c| c.join(&name)).filter(|c| c.is_dir()).collect()
     }
@@ -38,12 +45,19 @@ impl Remains {
     /// Ids of boxes that have a cgroup.
     pub(crate) fn boxes(&self) -> BTreeSet<String> {
         let groups = self.cgroups().into_iter().flat_map(|g| children(&g));
-        groups.filter(|g| g.is_dir()).filter_map(|g| g.file_name()?.to_str().map(str::to_owned)).collect()
+        groups
+            .filter(|g| g.is_dir())
+            .filter_map(|g| g.file_name()?.to_str().map(str::to_owned))
+            .collect()
     }
 
     /// Processes of boxes, as the host numbers them.
     pub(crate) fn processes(&self) -> BTreeSet<i32> {
-        self.cgroups().into_iter().flat_map(|g| children(&g)).flat_map(|g| members(&g)).collect()
+        self.cgroups()
+            .into_iter()
+            .flat_map(|g| children(&g))
+            .flat_map(|g| members(&g))
+            .collect()
     }
 
     fn interface_prefix(&self) -> String {
@@ -53,12 +67,16 @@ impl Remains {
     pub(crate) fn interfaces(&self) -> Vec<String> {
         let prefix = self.interface_prefix();
         let all = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
-        all.filter_map(|e| e.file_name().into_string().ok()).filter(|n| n.starts_with(&prefix)).collect()
+        all.filter_map(|e| e.file_name().into_string().ok())
+            .filter(|n| n.starts_with(&prefix))
+            .collect()
     }
 
     pub(crate) fn table(&self) -> Result<bool> {
         let name = format!("dorm_{}", self.instance);
-        Ok(command("nft", &["list", "tables"])?.lines().any(|line| line.ends_with(&format!(" {name}"))))
+        Ok(command("nft", &["list", "tables"])?
+            .lines()
+            .any(|line| line.ends_with(&format!(" {name}"))))
     }
 
     /// Homes on disk, agents' and unfinished templates' alike.
@@ -94,8 +112,17 @@ impl Remains {
     /// What is there of the box alone; nothing once it is stopped.
     pub(crate) fn of_box(&self, id: &str) -> Vec<String> {
         let mut found = Vec::new();
-        for group in self.cgroups().into_iter().map(|g| g.join(id)).filter(|g| g.exists()) {
-            found.push(format!("cgroup {} with processes {:?}", group.display(), members(&group)));
+        for group in self
+            .cgroups()
+            .into_iter()
+            .map(|g| g.join(id))
+            .filter(|g| g.exists())
+        {
+            found.push(format!(
+                "cgroup {} with processes {:?}",
+                group.display(),
+                members(&group)
+            ));
         }
         for pid in all_processes() {
             let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
@@ -108,19 +135,40 @@ impl Remains {
             found.push(format!("interface {interface}"));
         }
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        found.extend(mounts.lines().filter(|l| l.contains(id)).map(|l| format!("mount {l}")));
+        found.extend(
+            mounts
+                .lines()
+                .filter(|l| l.contains(id))
+                .map(|l| format!("mount {l}")),
+        );
         found
     }
 
     /// What is there of daemon and boxes after an orderly end, files aside.
     pub(crate) fn of_daemon(&self) -> Result<Vec<String>> {
-        let mut found: Vec<String> = self.cgroups().iter().map(|g| format!("cgroup {}", g.display())).collect();
-        found.extend(self.processes().iter().map(|pid| format!("process {pid} of a box")));
-        found.extend(processes_naming(&self.data)?.iter().map(|pid| format!("process {pid} ({})", words(*pid))));
+        let mut found: Vec<String> = self
+            .cgroups()
+            .iter()
+            .map(|g| format!("cgroup {}", g.display()))
+            .collect();
+        found.extend(
+            self.processes()
+                .iter()
+                .map(|pid| format!("process {pid} of a box")),
+        );
+        found.extend(
+            processes_naming(&self.data)?
+                .iter()
+                .map(|pid| format!("process {pid} ({})", words(*pid))),
+        );
         found.extend(self.interfaces().iter().map(|name| format!("interface {name}")));
         found.extend(mounts_below(&self.data)?.iter().map(|at| format!("mount {at}")));
         found.extend(self.loops().iter().map(|name| format!("loop device {name}")));
-        found.extend(names_in(&self.data.join("tmp")).iter().map(|name| format!("temporary file {name}")));
+        found.extend(
+            names_in(&self.data.join("tmp"))
+                .iter()
+                .map(|name| format!("temporary file {name}")),
+        );
         if self.table()? {
             found.push(format!("nft table dorm_{}", self.instance));
         }
@@ -145,7 +193,10 @@ impl Remains {
             let _ = command("ip", &["link", "delete", &interface]);
         }
         if self.table()? {
-            command("nft", &["delete", "table", "inet", &format!("dorm_{}", self.instance)])?;
+            command(
+                "nft",
+                &["delete", "table", "inet", &format!("dorm_{}", self.instance)],
+            )?;
         }
         for at in mounts_below(&self.data)?.into_iter().rev() {
             command("umount", &[&at])?;
@@ -161,8 +212,12 @@ impl Remains {
 fn remove_group(group: &Path) -> Result<()> {
     for _ in 0..250 {
         match fs::remove_dir(group) {
-            Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => std::thread::sleep(Duration::from_millis(20)),
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => bail!("cannot remove {}: {e}", group.display()),
+            Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {
+                std::thread::sleep(Duration::from_millis(20))
+            }
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                bail!("cannot remove {}: {e}", group.display())
+            }
             _ => return Ok(()),
         }
     }
@@ -177,7 +232,12 @@ pub(crate) fn kill(pid: i32) {
 }
 
 fn children(directory: &Path) -> Vec<PathBuf> {
-    fs::read_dir(directory).into_iter().flatten().flatten().map(|e| e.path()).collect()
+    fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|e| e.path())
+        .collect()
 }
 
 fn members(group: &Path) -> Vec<i32> {
@@ -186,12 +246,17 @@ fn members(group: &Path) -> Vec<i32> {
 }
 
 fn names_in(directory: &Path) -> BTreeSet<String> {
-    children(directory).iter().filter_map(|p| p.file_name()?.to_str().map(str::to_owned)).collect()
+    children(directory)
+        .iter()
+        .filter_map(|p| p.file_name()?.to_str().map(str::to_owned))
+        .collect()
 }
 
 pub(crate) fn all_processes() -> Vec<i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
+    entries
+        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+        .collect()
 }
 
 fn words(pid: i32) -> String {
@@ -206,9 +271,13 @@ pub(crate) fn processes_naming(root: &Path) -> Result<Vec<i32>> {
     let names = |pid: i32| {
         let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let text = String::from_utf8_lossy(&raw).into_owned();
-        text.split('\0').any(|word| word == root || word.starts_with(&format!("{root}/")))
+        text.split('\0')
+            .any(|word| word == root || word.starts_with(&format!("{root}/")))
     };
-    Ok(all_processes().into_iter().filter(|pid| *pid != own && names(*pid)).collect())
+    Ok(all_processes()
+        .into_iter()
+        .filter(|pid| *pid != own && names(*pid))
+        .collect())
 }
 
 /// Mount points at or below `root`, outer ones first.
@@ -216,5 +285,8 @@ pub(crate) fn mounts_below(root: &Path) -> Result<Vec<String>> {
     let root = root.to_string_lossy().into_owned();
     let text = fs::read_to_string("/proc/self/mountinfo")?;
     let points = text.lines().filter_map(|line| line.split(' ').nth(4));
-    Ok(points.filter(|at| *at == root || at.starts_with(&format!("{root}/"))).map(str::to_owned).collect())
+    Ok(points
+        .filter(|at| *at == root || at.starts_with(&format!("{root}/")))
+        .map(str::to_owned)
+        .collect())
 }

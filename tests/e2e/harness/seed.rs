@@ -15,19 +15,30 @@ static SEED: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 
 /// Makes the seed, at the first call.
 pub(super) fn ready() -> Result<&'static Path> {
-    let made = SEED.get_or_init(|| make().map_err(|e| format!("{e:?}")));
-    made.as_deref().map_err(|e| anyhow::anyhow!("the base template cannot be made: {e}"))
+    let made = SEED.get_or_init(|| make().map_err(|e| format!("{e:#}")));
+    made.as_deref()
+        .map_err(|e| anyhow::anyhow!("the base template cannot be made: {e}"))
 }
 
 fn make() -> Result<PathBuf> {
-    let server = Server::with("seed", &Options { bare: true, ..Options::default() })?;
+    let server = Server::with(
+        "seed",
+        &Options {
+            bare: true,
+            ..Options::default()
+        },
+    )?;
     eprintln!("building the template `base` (minutes the first time, seconds from the cache)");
     let built = server
         .command(&["template", "build", "base"])
         .stdin(Stdio::null())
         .stdout(Stdio::from(std::io::stderr()))
         .status()?;
-    ensure!(built.success(), "`dorm template build base` failed; the daemon's log:\n{}", server.log_text()?);
+    ensure!(
+        built.success(),
+        "`dorm template build base` failed; the daemon's log:\n{}",
+        server.log_text()?
+    );
     let code = server.sigterm()?;
     ensure!(code == 0, "the seed's daemon left with {code}");
     Ok(server.data.clone())
@@ -49,7 +60,10 @@ pub(super) fn copy_to(data: &Path) -> Result<()> {
     for entry in fs::read_dir(seed.join("pool/templates"))? {
         let entry = entry?;
         let copy = templates.join(entry.file_name());
-        command("btrfs", &["subvolume", "snapshot", "-r", path(&entry.path()), path(&copy)])?;
+        command(
+            "btrfs",
+            &["subvolume", "snapshot", "-r", path(&entry.path()), path(&copy)],
+        )?;
     }
     Ok(())
 }

@@ -49,9 +49,13 @@ impl Server {
     /// The server for tests that need no daemon of their own.
     pub(crate) fn shared() -> Result<Arc<Server>> {
         let started = SHARED.get_or_init(|| {
-            Self::with("shared", &Options::default()).map(Arc::new).map_err(|e| format!("{e:?}"))
+            Self::with("shared", &Options::default())
+                .map(Arc::new)
+                .map_err(|e| format!("{e:#}"))
         });
-        let server = started.as_ref().map_err(|e| anyhow::anyhow!("the shared server does not start: {e}"))?;
+        let server = started
+            .as_ref()
+            .map_err(|e| anyhow::anyhow!("the shared server does not start: {e}"))?;
         log_of_interest(&server.log);
         Ok(Arc::clone(server))
     }
@@ -82,13 +86,21 @@ impl Server {
     fn prepare(label: &str, options: &Options) -> Result<Server> {
         let world = World::get();
         let number = world.next_server()?;
-        let place = if options.beside_pool { world.root.clone() } else { world.pool() };
+        let place = if options.beside_pool {
+            world.root.clone()
+        } else {
+            world.pool()
+        };
         let data = place.join(format!("{label}-{number}"));
         fs::create_dir(&data)?;
         let pid = std::process::id();
         let port = free_port(FIRST_PORT + (pid % 40) * 200 + number * 3)?;
         let on_shutdown = if options.leave_boxes { "leave" } else { "stop" };
-        let resolvers = if options.bare { String::new() } else { format!("\"{}\"", outside::resolver_address()) };
+        let resolvers = if options.bare {
+            String::new()
+        } else {
+            format!("\"{}\"", outside::resolver_address())
+        };
         let config = format!(
             "listen = \"127.0.0.1:{port}\"\non_shutdown = \"{on_shutdown}\"\nstop_grace = 2\nmax_agents = {AGENTS}\n\
              first_uid = {}\n{}\n[network]\nrange = \"10.{}.{}.0/22\"\nnameservers = [{resolvers}]\n",
@@ -101,7 +113,13 @@ impl Server {
         let log = world.root.join(format!("{label}-{number}.log"));
         logs().push(log.clone());
         let url = format!("http://127.0.0.1:{port}");
-        Ok(Server { remains: Remains::of(&data), data, url, log, daemon: Mutex::new(None) })
+        Ok(Server {
+            remains: Remains::of(&data),
+            data,
+            url,
+            log,
+            daemon: Mutex::new(None),
+        })
     }
 
     /// Starts the daemon, with `env` in its environment, and waits until it answers.
@@ -120,7 +138,9 @@ impl Server {
             let _ = child.wait();
             *daemon = None;
         }
-        answered.map(drop).with_context(|| format!("the daemon's log:\n{}", tail(&self.log, 0)))
+        answered
+            .map(drop)
+            .with_context(|| format!("the daemon's log:\n{}", tail(&self.log, 0)))
     }
 
     /// Starts a daemon on this data directory and returns at once.
@@ -131,7 +151,10 @@ impl Server {
             .args(["serve", "--data"])
             .arg(&self.data)
             .env_clear()
-            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            .env(
+                "PATH",
+                "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            )
             .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -142,7 +165,10 @@ impl Server {
     }
 
     pub(crate) fn pid(&self) -> Result<i32> {
-        self.lock().as_ref().map(|child| child.id() as i32).context("no daemon runs")
+        self.lock()
+            .as_ref()
+            .map(|child| child.id() as i32)
+            .context("no daemon runs")
     }
 
     /// Ends the daemon as a crash would.
@@ -210,7 +236,11 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         match self.finish() {
-            Ok(found) => leaked(found.into_iter().map(|what| format!("{what}, after {} ended", self.data.display()))),
+            Ok(found) => leaked(
+                found
+                    .into_iter()
+                    .map(|what| format!("{what}, after {} ended", self.data.display())),
+            ),
             Err(error) => leaked([format!("{error:#}")]),
         }
     }
@@ -227,12 +257,19 @@ fn logs() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
 
 /// How long each log is now.
 pub(super) fn log_marks() -> HashMap<PathBuf, u64> {
-    logs().iter().map(|log| (log.clone(), fs::metadata(log).map_or(0, |m| m.len()))).collect()
+    logs()
+        .iter()
+        .map(|log| (log.clone(), fs::metadata(log).map_or(0, |m| m.len())))
+        .collect()
 }
 
 /// The end of a log, as far as it was written after `marks`.
 pub(super) fn log_since(log: &Path, marks: &HashMap<PathBuf, u64>) -> String {
-    format!("\n{}:\n{}", log.display(), tail(log, marks.get(log).copied().unwrap_or(0)))
+    format!(
+        "\n{}:\n{}",
+        log.display(),
+        tail(log, marks.get(log).copied().unwrap_or(0))
+    )
 }
 
 fn tail(log: &Path, from: u64) -> String {

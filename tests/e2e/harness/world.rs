@@ -26,15 +26,24 @@ static WORLD: OnceLock<World> = OnceLock::new();
 
 impl World {
     pub(crate) fn get() -> &'static World {
-        WORLD.get().expect("the runner sets the world up before the first test")
+        WORLD
+            .get()
+            .expect("the runner sets the world up before the first test")
     }
 
     pub(crate) fn set_up() -> Result<()> {
-        ensure!(rustix::process::geteuid().is_root(), "the end-to-end tests start real boxes and need root");
+        ensure!(
+            rustix::process::geteuid().is_root(),
+            "the end-to-end tests start real boxes and need root"
+        );
         clean_up_after_crashes()?;
         let root = Path::new(PARENT).join(format!("{PREFIX}{}", std::process::id()));
         fs::create_dir(&root).with_context(|| format!("cannot make {}", root.display()))?;
-        let world = World { root, servers: AtomicU32::new(0), ending: AtomicBool::new(false) };
+        let world = World {
+            root,
+            servers: AtomicU32::new(0),
+            ending: AtomicBool::new(false),
+        };
         let image = world.root.join("pool.img");
         fs::File::create(&image)?.set_len(POOL_SIZE)?;
         command("mkfs.btrfs", &["--quiet", path(&image)])?;
@@ -73,7 +82,10 @@ fn clean_up_after_crashes() -> Result<()> {
     for entry in fs::read_dir(PARENT)? {
         let entry = entry?;
         let name = entry.file_name();
-        let pid = name.to_str().and_then(|n| n.strip_prefix(PREFIX)).and_then(|n| n.parse::<u32>().ok());
+        let pid = name
+            .to_str()
+            .and_then(|n| n.strip_prefix(PREFIX))
+            .and_then(|n| n.parse::<u32>().ok());
         if pid.is_some_and(|pid| !runs_tests(pid)) {
             eprintln!("cleaning up after an earlier run: {}", entry.path().display());
             destroy(&entry.path())?;
@@ -109,12 +121,24 @@ fn destroy(root: &Path) -> Result<()> {
 
 /// Where servers of a run may have had their data: in its pool, or beside it.
 fn data_directories(root: &Path) -> Vec<PathBuf> {
-    let of = |at: &Path| fs::read_dir(at).into_iter().flatten().flatten().map(|e| e.path()).collect::<Vec<_>>();
-    [of(root), of(&root.join("pool"))].concat().into_iter().filter(|p| p.join("config.toml").exists()).collect()
+    let of = |at: &Path| {
+        fs::read_dir(at)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|e| e.path())
+            .collect::<Vec<_>>()
+    };
+    [of(root), of(&root.join("pool"))]
+        .concat()
+        .into_iter()
+        .filter(|p| p.join("config.toml").exists())
+        .collect()
 }
 
 pub(crate) fn path(path: &Path) -> &str {
-    path.to_str().expect("the harness chooses its own paths, all of them UTF-8")
+    path.to_str()
+        .expect("the harness chooses its own paths, all of them UTF-8")
 }
 
 /// Runs a program of the host and returns what it printed.
@@ -125,7 +149,11 @@ pub(crate) fn command(program: &str, args: &[&str]) -> Result<String> {
         .output()
         .with_context(|| format!("cannot run {program}"))?;
     if !output.status.success() {
-        bail!("{program} {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        bail!(
+            "{program} {}: {}",
+            args.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
