@@ -35,7 +35,8 @@ impl RawMode {
             raw.local_modes |= LocalModes::ISIG;
         }
         *lock() = Some(before);
-        termios::tcsetattr(io::stdin(), OptionalActions::Flush, &raw)?;
+        // What was typed while the run was being started is for the run.
+        termios::tcsetattr(io::stdin(), OptionalActions::Drain, &raw)?;
         Ok(Some(Self(())))
     }
 }

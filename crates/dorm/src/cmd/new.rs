@@ -20,7 +20,7 @@ pub(crate) struct Args {
     #[arg(long, short = 'T', value_name = "TEMPLATE")]
     template: Option<String>,
     /// Cores, as 2 or 0.5
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_cpus)]
     cpus: Option<f64>,
     /// As 512M or 2G
     #[arg(long, value_name = "SIZE")]
@@ -40,6 +40,12 @@ pub(crate) struct Args {
     /// Leave it to the first use to start it
     #[arg(long)]
     no_start: bool,
+}
+
+/// What JSON cannot express would arrive as if nothing had been asked for.
+fn parse_cpus(text: &str) -> Result<f64, String> {
+    let cpus = text.parse::<f64>().ok().filter(|cpus| cpus.is_finite());
+    cpus.ok_or_else(|| format!("`{text}` is no number of cores; write it as 2 or 0.5"))
 }
 
 pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
