@@ -149,26 +149,38 @@ impl Report {
     }
 }
 
-/// Makes lines of output. A carriage return ends one, too, as in progress bars.
+/// Makes lines of output. Of a line that is written over and over, as by progress bars, the last state counts.
 #[derive(Default)]
-pub(super) struct Lines(Vec<u8>);
+pub(super) struct Lines {
+    line: Vec<u8>,
+    /// Whether the next character begins the line anew.
+    returned: bool,
+}
 
 impl Lines {
     pub(super) fn push(&mut self, output: &[u8]) -> Vec<String> {
         let mut lines = Vec::new();
         for byte in output {
-            if !matches!(byte, b'\n' | b'\r') {
-                self.0.push(*byte);
-            }
-            if matches!(byte, b'\n' | b'\r') || self.0.len() >= MAX_LINE {
-                lines.extend(self.rest());
+            match byte {
+                b'\n' => lines.extend(self.rest()),
+                b'\r' => self.returned = true,
+                byte => {
+                    if std::mem::take(&mut self.returned) {
+                        self.line.clear();
+                    }
+                    self.line.push(*byte);
+                    if self.line.len() >= MAX_LINE {
+                        lines.extend(self.rest());
+                    }
+                }
             }
         }
         lines
     }
 
     pub(super) fn rest(&mut self) -> Option<String> {
-        let line = std::mem::take(&mut self.0);
+        self.returned = false;
+        let line = std::mem::take(&mut self.line);
         (!line.is_empty()).then(|| String::from_utf8_lossy(&line).into_owned())
     }
 }
@@ -181,7 +193,8 @@ mod tests {
     fn output_becomes_lines_wherever_it_is_cut() {
         let mut lines = Lines::default();
         assert_eq!(lines.push(b"one\r\ntw"), ["one"]);
-        assert_eq!(lines.push(b"o\n10%\r20%\rthr"), ["two", "10%", "20%"]);
+        assert_eq!(lines.push(b"o\n10%\r20%\r"), ["two"]);
+        assert_eq!(lines.push(b"30%\n\nthr"), ["30%"]);
         assert_eq!(lines.rest().as_deref(), Some("thr"));
         assert_eq!(lines.rest(), None);
     }
