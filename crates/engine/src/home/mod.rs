@@ -158,8 +158,11 @@ impl Homes for Pool {
     async fn usage(&self, id: &Id) -> Result<HomeUsage> {
         let id = id.clone();
         self.blocking(move |pool| {
-            // A home that was sealed is measured as well.
-            let opened = File::open(pool.home_path(&id)).or_else(|_| File::open(pool.template_path(&id)));
+            // A template shares what it holds with the homes made from it, and may share it with another template.
+            let (opened, measure) = match File::open(pool.home_path(&id)) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => (File::open(pool.template_path(&id)), "referenced"),
+                home => (home, "exclusive"),
+            };
             let home = match opened {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(EngineError::NoHome(id)),
                 opened => opened.map_err(EngineError::io("cannot open the home"))?,
@@ -172,7 +175,7 @@ impl Homes for Pool {
                 let text = fs::read_to_string(file).map_err(failed())?;
                 text.trim().parse().map_err(|e| failed()(io::Error::other(e)))
             };
-            Ok(HomeUsage { used: read("exclusive")?, limit: read("max_exclusive")? })
+            Ok(HomeUsage { used: read(measure)?, limit: read("max_exclusive")? })
         })
         .await
     }
