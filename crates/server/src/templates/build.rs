@@ -1,19 +1,19 @@
 //! From a recipe to a template.
 
-use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dorm_engine::{BootConfig, BoxSpec, Debian, Limits, chain};
+use dorm_engine::{BootConfig, BoxSpec, Debian, Limits};
 use dorm_proto::boot::PROTOCOL_VERSION;
 use tokio::sync::mpsc;
 
+use super::cache::Cached;
 use super::making::{DISK, Made, Making};
 use super::recipe::{self, Identity, Source};
 use super::steps::{BoxStep, HostCa};
 use super::{Result, TemplateError, Templates};
-use crate::api::types::{BuildTemplate, Progress, Recipe};
+use crate::api::types::{BuildTemplate, Progress, Recipe, Template};
 use crate::guest_client::{GuestClient, GuestError};
 use crate::records::{TemplateDefaults, TemplateRecord, Workspace};
 use crate::store::StoreError;
@@ -113,16 +113,12 @@ impl Build {
     }
 
     async fn make(&mut self) -> Result<Made> {
-        let cached = self.cache_file();
+        let cached = Cached::of(&self.making, &self.hash);
         if !self.force
-            && let Some(file) = &cached
-            && self.take_from_cache(file).await
+            && let Some(cached) = &cached
+            && let Some(size) = cached.take(&mut self.making).await
         {
-            let template = self
-                .making
-                .record(Some(self.hash.clone()), self.defaults())
-                .await?;
-            return Ok((template, true));
+            return Ok((self.record(size).await?, true));
         }
         let steps = self.box_steps();
         let in_box = if steps.is_empty() { 0 } else { 1 + steps.len() };
@@ -134,14 +130,16 @@ impl Build {
             self.run_in_box(&steps).await?;
         }
         self.making.seal().await?;
-        if let Some(file) = &cached {
-            self.keep_in_cache(file).await;
+        let size = self.making.size().await;
+        if let Some(cached) = &cached {
+            cached.keep(&mut self.making, size).await;
         }
-        let template = self
-            .making
-            .record(Some(self.hash.clone()), self.defaults())
-            .await?;
-        Ok((template, false))
+        Ok((self.record(size).await?, false))
+    }
+
+    async fn record(&mut self, size: u64) -> Result<Template> {
+        let defaults = self.defaults();
+        self.making.record(Some(self.hash.clone()), size, defaults).await
     }
 
     async fn make_home(&mut self) -> Result<()> {
@@ -298,63 +296,6 @@ impl Build {
             user: recipe.user.clone().or(parent.user),
             workdir: recipe.workdir.clone().or(parent.workdir),
             start: recipe.start.clone().or(parent.start),
-        }
-    }
-
-    fn cache_file(&self) -> Option<PathBuf> {
-        let directory = self.making.parts().config.template_cache.as_ref()?;
-        Some(directory.join(format!("{}.tmpl", self.hash)))
-    }
-
-    /// Whether the cache had it. A file that cannot be used is no reason not to build.
-    async fn take_from_cache(&mut self, file: &Path) -> bool {
-        if !tokio::fs::try_exists(file).await.unwrap_or(false) {
-            return false;
-        }
-        let making = &mut self.making;
-        making.report.plan(1);
-        making.report.step("Take the template from the cache").await;
-        let imported = making.parts().homes.import_template(&making.id, file).await;
-        if let Err(error) = imported {
-            making
-                .report
-                .line(format!(
-                    "warning: the cache has it, but {}; building it",
-                    chain(&error)
-                ))
-                .await;
-            making.discard().await;
-            return false;
-        }
-        true
-    }
-
-    /// Written under another name first, so that the cache never has half a template.
-    async fn keep_in_cache(&mut self, file: &Path) {
-        let making = &mut self.making;
-        making.report.step("Keep the template in the cache").await;
-        let part = file.with_file_name(format!(".{}.part", making.id));
-        let export = async {
-            if let Some(directory) = file.parent() {
-                let made = tokio::fs::DirBuilder::new()
-                    .recursive(true)
-                    .mode(0o700)
-                    .create(directory)
-                    .await;
-                made.map_err(TemplateError::io("make the directory of the cache"))?;
-            }
-            making.parts().homes.export_template(&making.id, &part).await?;
-            tokio::fs::rename(&part, file)
-                .await
-                .map_err(TemplateError::io("rename the cached template"))
-        };
-        let exported: Result<()> = export.await;
-        if let Err(error) = exported {
-            let _ = tokio::fs::remove_file(&part).await;
-            making
-                .report
-                .line(format!("warning: it is not kept in the cache: {}", chain(&error)))
-                .await;
         }
     }
 }

@@ -156,7 +156,8 @@ impl Import {
             self.unpack(uid_base, layer, n + 1 == count).await?;
         }
         self.making.seal().await?;
-        let template = self.making.record(None, defaults).await?;
+        let size = self.making.size().await;
+        let template = self.making.record(None, size, defaults).await?;
         Ok((template, false))
     }
 

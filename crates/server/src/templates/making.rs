@@ -78,19 +78,24 @@ impl Making {
         Ok(self.parts().homes.seal(&self.id).await?)
     }
 
-    /// Makes the sealed template the one of its name, and removes the one before.
-    pub(super) async fn record(
-        &mut self,
-        hash: Option<String>,
-        defaults: TemplateDefaults,
-    ) -> Result<Template> {
-        let size = match self.parts().homes.usage(&self.id).await {
+    /// Bytes that the template holds beyond its parent, as far as they are known.
+    pub(super) async fn size(&self) -> u64 {
+        match self.parts().homes.usage(&self.id).await {
             Ok(usage) => usage.used,
             Err(error) => {
                 tracing::debug!(error = %chain(&error), "the size of a template is not known");
                 0
             }
-        };
+        }
+    }
+
+    /// Makes the sealed template the one of its name, and removes the one before.
+    pub(super) async fn record(
+        &mut self,
+        hash: Option<String>,
+        size: u64,
+        defaults: TemplateDefaults,
+    ) -> Result<Template> {
         let record = TemplateRecord {
             id: self.id.clone(),
             workspace: self.claim.workspace().clone(),

@@ -24,6 +24,7 @@ use crate::records::{TemplateRecord, Workspace};
 use crate::store::{Store, StoreError};
 
 mod build;
+mod cache;
 mod error;
 mod import;
 mod making;

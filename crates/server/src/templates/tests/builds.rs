@@ -157,18 +157,21 @@ async fn a_template_in_the_cache_is_imported_by_another_data_directory() {
     let first = with_cache().await;
     let (template, cached) = first.build("base", debian()).await;
     assert!(!cached);
-    let files: Vec<_> = std::fs::read_dir(&directory)
+    let mut files: Vec<_> = std::fs::read_dir(&directory)
         .unwrap()
         .map(|f| f.unwrap().file_name().into_string().unwrap())
         .collect();
-    assert_eq!(files, [format!("{}.tmpl", template.recipe_hash.unwrap())]);
+    files.sort();
+    let hash = template.recipe_hash.unwrap();
+    assert_eq!(files, [format!("{hash}.size"), format!("{hash}.tmpl")]);
+    std::fs::write(directory.join(&files[0]), "12345").unwrap();
 
     let second = with_cache().await;
     let progress = collect(second.start("base", debian()).await.unwrap()).await;
     assert_eq!(titles(&progress), ["1/1 Take the template from the cache"]);
     assert!(matches!(
         progress.last(),
-        Some(Progress::Done { cached: true, .. })
+        Some(Progress::Done { cached: true, template }) if template.size == 12345
     ));
 }
 
