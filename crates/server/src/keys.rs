@@ -56,26 +56,18 @@ impl KeyRing {
             return Ok(Some(known));
         }
         let _changing = self.changing.lock().await;
-        let found = self
-            .store
-            .keys_by_prefix(prefix)
-            .await?
-            .into_iter()
-            .map(Known::new)
-            .collect();
-        self.known
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(prefix.into(), found);
-        let workspace = self.find(prefix, &hash);
-        if workspace.is_none() {
-            // Guesses leave nothing behind.
-            self.known
-                .write()
-                .unwrap_or_else(PoisonError::into_inner)
-                .remove(prefix);
+        let stored = self.store.keys_by_prefix(prefix).await?;
+        // Guesses leave nothing behind.
+        let Some(key) = stored.into_iter().find(|key| bool::from(key.hash.ct_eq(&hash))) else {
+            return Ok(None);
+        };
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let bucket = known.entry(prefix.into()).or_default();
+        if !bucket.iter().any(|known| known.id == key.id) {
+            bucket.push(Known::new(key));
         }
-        Ok(workspace)
+        drop(known);
+        Ok(self.find(prefix, &hash))
     }
 
     fn find(&self, prefix: &str, hash: &[u8; 32]) -> Option<Workspace> {

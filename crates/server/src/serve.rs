@@ -93,7 +93,7 @@ pub async fn serve(
     let keys = KeyRing::new(store.clone());
     // Without records nothing says whose the homes are: an operator who lost the database keeps them.
     let is_new = store.is_new().await?;
-    if is_new {
+    if store.list_keys(&Workspace::default()).await?.is_empty() {
         let file = config.data.join("api-key");
         keys.create_first(&Workspace::default(), &file)
             .await?

@@ -36,7 +36,9 @@ pub use state::{AppState, Shared};
 
 #[derive(OpenApi)]
 #[openapi(
-    info(title = "dorm", description = "Persistent computers for AI agents."),
+    info(title = "dorm", description = "Persistent computers for AI agents.\n\n\
+        Whatever is sent to `/v1/agents/{agent}/guest/…` reaches the guest in the agent's box, which speaks \
+        envd: runs, files, metrics. An agent that does not run is started first."),
     modifiers(&Keys),
     security(("key" = []), ("bearer" = []))
 )]

@@ -122,10 +122,11 @@ impl Driver {
             Decision::Done => asked.answer(Ok(())),
             Decision::Refuse(refusal) => asked.answer(Err(refusal.into())),
             Decision::Begin(transition) => self.begin(transition, asked.reply),
-            Decision::Join => match (&mut self.under_way, asked.reply) {
-                (Some(under_way), Some(reply)) => under_way.joined.push(reply),
-                (Some(_) | None, _) => {}
-            },
+            Decision::Join => {
+                if let (Some(under_way), Some(reply)) = (&mut self.under_way, asked.reply) {
+                    under_way.joined.push(reply);
+                }
+            }
             Decision::Wait => self.waiting.push_back(asked),
             Decision::Overrule => {
                 self.refuse_all(Refusal::BeingDeleted);

@@ -229,7 +229,10 @@ pub(super) async fn a_rebuilt_template_replaces_the_one_of_its_name(store: &dyn 
     let (old, new) = (template("base"), template("base"));
     assert_eq!(store.insert_template(&old).await.unwrap(), None);
     assert_eq!(store.insert_template(&new).await.unwrap(), Some(old.id.clone()));
-    assert_eq!(store.list_templates(&workspace).await.unwrap(), [new.clone()]);
+    assert_eq!(
+        store.list_templates(&workspace).await.unwrap(),
+        std::slice::from_ref(&new)
+    );
     assert_eq!(
         store.template_by_name_or_id(&workspace, "base").await.unwrap(),
         new

@@ -62,7 +62,7 @@ pub trait Store: Send + Sync + 'static {
     async fn change_state(&self, change: &Change<'_>) -> Result<()>;
     /// Removes an agent and its events. Removing what is not there is no error.
     async fn delete_agent(&self, id: &Id) -> Result<()>;
-    /// Newest first.
+    /// Newest first. A store keeps the newest thousand of each agent, and may forget older ones.
     async fn events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>>;
 
     /// Adds a template. One of the same name is replaced; its id is returned, for its files to be removed.

@@ -142,6 +142,30 @@ async fn agents_and_their_boxes_outlive_the_daemon() {
 }
 
 #[tokio::test]
+async fn whoever_deleted_the_last_key_finds_a_new_one_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let (engine, homes) = (FakeEngine::new(), FakeHomes::new());
+    Daemon::start(config(dir.path()), &engine, &homes)
+        .await
+        .end()
+        .await;
+    let old = key_in(dir.path());
+    let store = SqliteStore::open(&dir.path().join("dorm.db")).await.unwrap();
+    let id = store.list_keys(&Workspace::default()).await.unwrap().remove(0).id;
+    store.delete_key(&Workspace::default(), &id).await.unwrap();
+    store.close().await;
+    let daemon = Daemon::start(config(dir.path()), &engine, &homes).await;
+    assert!(daemon.get("/v1/info", &old).await.starts_with("HTTP/1.1 401"));
+    assert!(
+        daemon
+            .get("/v1/info", &key_in(dir.path()))
+            .await
+            .starts_with("HTTP/1.1 200")
+    );
+    daemon.end().await;
+}
+
+#[tokio::test]
 async fn homes_are_kept_when_the_records_are_lost() {
     let dir = tempfile::tempdir().unwrap();
     let (engine, homes) = (FakeEngine::new(), FakeHomes::new());

@@ -8,6 +8,10 @@ use crate::records::{
     AgentRecord, BoxChange, Change, EventRecord, NewAgentRecord, Profile, Slots, State, Status,
 };
 
+/// Older events are removed now and then, so that no agent's history grows without end.
+const KEPT_EVENTS: u32 = 1000;
+const PRUNE_EVERY: i64 = 32;
+
 impl SqliteStore {
     pub(super) async fn do_insert_agent(&self, new: &NewAgentRecord, slots: Slots) -> Result<AgentRecord> {
         const DOING: &str = "added an agent";
@@ -134,14 +138,24 @@ impl SqliteStore {
 }
 
 async fn lowest_free_slot(tx: &mut Transaction<'_, Sqlite>, slots: Slots) -> Result<u32> {
-    let slot: i64 = sqlx::query_scalar(
-        "SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM agents WHERE slot = 0) THEN 0 ELSE \
-         (SELECT min(a.slot) + 1 FROM agents a \
-          WHERE NOT EXISTS (SELECT 1 FROM agents b WHERE b.slot = a.slot + 1)) END",
-    )
-    .fetch_one(&mut **tx)
-    .await
-    .map_err(database("looked for a free slot"))?;
+    const DOING: &str = "looked for a free slot";
+    let (taken, first, last): (i64, Option<i64>, Option<i64>) =
+        sqlx::query_as("SELECT count(*), min(slot), max(slot) FROM agents")
+            .fetch_one(&mut **tx)
+            .await
+            .map_err(database(DOING))?;
+    let slot = match (first, last) {
+        (None, _) | (Some(1..), _) => 0,
+        // Without gaps, which is nearly always, none has to be looked for.
+        (Some(_), Some(last)) if last + 1 == taken => taken,
+        (Some(_), _) => sqlx::query_scalar(
+            "SELECT slot + 1 FROM agents a \
+             WHERE NOT EXISTS (SELECT 1 FROM agents b WHERE b.slot = a.slot + 1) ORDER BY slot LIMIT 1",
+        )
+        .fetch_one(&mut **tx)
+        .await
+        .map_err(database(DOING))?,
+    };
     let slot = u32::try_from(slot).unwrap_or(u32::MAX);
     if slot < slots.max {
         Ok(slot)
@@ -157,7 +171,8 @@ async fn insert_event(
     to: &Status,
     millis: Option<i64>,
 ) -> Result<()> {
-    sqlx::query(
+    const DOING: &str = "recorded an event";
+    let inserted = sqlx::query(
         "INSERT INTO events (agent, time, from_state, to_state, reason, millis) VALUES (?, ?, ?, ?, ?, ?)",
     )
     .bind(agent.as_str())
@@ -168,7 +183,18 @@ async fn insert_event(
     .bind(millis)
     .execute(&mut **tx)
     .await
-    .map_err(database("recorded an event"))?;
+    .map_err(database(DOING))?;
+    if inserted.last_insert_rowid() % PRUNE_EVERY == 0 {
+        sqlx::query(
+            "DELETE FROM events WHERE agent = ?1 AND seq <= \
+             (SELECT seq FROM events WHERE agent = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2)",
+        )
+        .bind(agent.as_str())
+        .bind(KEPT_EVENTS)
+        .execute(&mut **tx)
+        .await
+        .map_err(database(DOING))?;
+    }
     Ok(())
 }
 

@@ -88,3 +88,30 @@ async fn an_acknowledged_change_waits_for_the_disk() {
         .unwrap();
     assert_eq!(full, "2");
 }
+
+#[tokio::test]
+async fn old_events_are_forgotten_and_a_thousand_kept() {
+    let (store, _dir) = open().await;
+    let id = store
+        .insert_agent(&new_agent("one"), SLOTS)
+        .await
+        .unwrap()
+        .profile
+        .id;
+    let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000) \
+                INSERT INTO events (agent, time, to_state, reason) SELECT agents.id, i, 'stopped', '' FROM n, agents";
+    store.writer.execute(many).await.unwrap();
+    let status = Status::now(State::Running, "");
+    let change = Change {
+        agent: &id,
+        from: State::Stopped,
+        to: &status,
+        millis: None,
+        box_record: BoxChange::Keep,
+    };
+    for _ in 0..64 {
+        store.change_state(&change).await.unwrap();
+    }
+    let kept = store.events(&id, 5000).await.unwrap().len();
+    assert!((1000..1100).contains(&kept), "{kept}");
+}
