@@ -19,7 +19,7 @@ macro_rules! features {
     };
 }
 
-features![agents, exec, runner];
+features![agents, exec, files, isolation, runner];
 
 const THREADS: usize = 3;
 
