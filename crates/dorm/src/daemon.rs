@@ -133,7 +133,8 @@ pub(crate) async fn run(mut settings: Settings) -> Result<()> {
             missing.display()
         );
     }
-    let launcher = std::env::current_exe().context("cannot find this program's own file")?;
+    // Names the file that runs now, even after an upgrade put another one in its place.
+    let launcher = std::path::PathBuf::from("/proc/self/exe");
     let pool = Pool::open(&settings.pool, &launcher).context("cannot open the pool of homes")?;
     let engine = container::Config {
         data: settings.server.data.clone(),

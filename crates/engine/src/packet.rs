@@ -26,6 +26,10 @@ impl PacketSocket {
         self.0.async_io(Interest::WRITABLE, send).await.map(|_| ())
     }
 
+    pub(crate) async fn send_json(&self, message: &impl serde::Serialize) -> io::Result<()> {
+        self.send(&serde_json::to_vec(message)?).await
+    }
+
     /// The next packet; an error if the other side is gone.
     pub(crate) async fn receive(&self) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; MAX_PACKET];

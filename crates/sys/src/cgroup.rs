@@ -80,14 +80,26 @@ impl Hierarchy {
     /// Makes (or finds) the group `name` and sets its limits.
     pub fn create(&self, name: &str, limits: &GroupLimits) -> io::Result<Group> {
         let group = self.group(name);
-        let made = group.directories.iter().try_for_each(|(_, path)| make_dir(path));
-        match made.and_then(|()| group.limit(limits)) {
+        match group.make().and_then(|()| group.limit(limits)) {
             Ok(()) => Ok(group),
             Err(error) => {
                 let _ = group.remove();
                 Err(error)
             }
         }
+    }
+
+    /// Whether a group can be given another name. Version 2 has no such thing.
+    pub fn can_rename(&self) -> bool {
+        self.version == Version::V1
+    }
+
+    /// Gives the group `from` the name `to`, with its processes.
+    pub fn rename(&self, from: &str, to: &str) -> io::Result<Group> {
+        for (_, path) in &self.parents {
+            fs::rename(path.join(from), path.join(to))?;
+        }
+        Ok(self.group(to))
     }
 
     pub fn group(&self, name: &str) -> Group {
@@ -130,11 +142,16 @@ impl Group {
         self.directories.iter().map(|(_, path)| path.join("cgroup.procs")).collect()
     }
 
+    /// Makes the group, without limits.
+    pub fn make(&self) -> io::Result<()> {
+        self.directories.iter().try_for_each(|(_, path)| make_dir(path))
+    }
+
     pub fn exists(&self) -> bool {
         self.directories.iter().any(|(_, path)| path.exists())
     }
 
-    fn limit(&self, limits: &GroupLimits) -> io::Result<()> {
+    pub fn limit(&self, limits: &GroupLimits) -> io::Result<()> {
         let quota = u64::from(limits.cpu_millis) * CPU_PERIOD_USEC / 1000;
         match self.version {
             Version::V2 => {

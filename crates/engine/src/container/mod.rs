@@ -15,12 +15,14 @@ use dorm_sys::confine::SystemCallFilter;
 use dorm_sys::process::Process;
 use tokio::sync::watch;
 
+use self::spare::Spares;
 use crate::guest_binary::{self, GuestBinary};
 use crate::home::Pool;
 use crate::network::{self, Network};
 use crate::{BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, Result};
 
 mod adopt;
+mod spare;
 mod start;
 mod stop;
 
@@ -36,10 +38,9 @@ pub struct Config {
 #[derive(Debug)]
 pub struct Container {
     pool: Pool,
-    launcher: PathBuf,
     guest: GuestBinary,
-    filter: Vec<u8>,
     cgroups: Hierarchy,
+    spares: Arc<Spares>,
     network: Network,
     boxes: Mutex<HashMap<Id, Slot>>,
 }
@@ -65,12 +66,14 @@ impl Container {
     pub async fn open(config: &Config, pool: Pool) -> Result<Self> {
         let instance = instance(&config.data);
         let failed = || EngineError::io("cannot prepare the container engine");
+        let cgroups =
+            Hierarchy::open(&format!("dorm-{instance}")).map_err(EngineError::io("cannot use cgroups"))?;
+        let filter = SystemCallFilter::compile().map_err(failed())?.to_bytes();
         Ok(Self {
             guest: guest_binary::install(&config.data)?,
-            filter: SystemCallFilter::compile().map_err(failed())?.to_bytes(),
-            cgroups: Hierarchy::open(&format!("dorm-{instance}")).map_err(EngineError::io("cannot use cgroups"))?,
             network: Network::open(&config.network, &config.data, &instance).await?,
-            launcher: config.launcher.clone(),
+            spares: Spares::new(config.launcher.clone(), filter, cgroups.clone()),
+            cgroups,
             pool,
             boxes: Mutex::default(),
         })
@@ -78,6 +81,7 @@ impl Container {
 
     /// Takes back what the engine set up on the host, unless boxes still run.
     pub async fn close(&self) {
+        self.spares.close().await;
         if self.cgroups.list().is_ok_and(|boxes| boxes.is_empty()) {
             self.cgroups.remove_if_empty();
             self.network.close().await;

@@ -4,11 +4,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dorm_sys::cgroup::{Group, GroupLimits};
+use dorm_sys::cgroup::GroupLimits;
 use dorm_sys::process::{self, Process};
 use rustix::process::Signal;
 use tokio::sync::watch;
 
+use super::spare::Spare;
 use super::{Container, LiveBox, Slot, ended};
 use crate::launch::{self, Job, Report};
 use crate::packet::PacketSocket;
@@ -19,7 +20,7 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-fn failed(step: &str) -> impl FnOnce(Cause) -> EngineError {
+pub(super) fn failed(step: &str) -> impl FnOnce(Cause) -> EngineError {
     move |source| EngineError::Start { step: step.to_owned(), source }
 }
 
@@ -56,10 +57,8 @@ impl Container {
     }
 
     async fn bring_up(&self, spec: &BoxSpec) -> Result<(LiveBox, BoxRecord)> {
-        let group = self.make_group(spec)?;
-        let (socket, theirs) = PacketSocket::pair().map_err(|e| failed("was prepared")(e.into()))?;
-        let mut launcher = launch::spawn(&self.launcher, theirs, std::process::Stdio::null())
-            .map_err(|e| failed("was launched")(e.into()))?;
+        let mut launcher = self.spares.take().await?;
+        let (group, join) = launcher.claim(&self.cgroups, &spec.id, &self.group_limits(&spec.limits)?)?;
         let launch = launch::Spec {
             home: self.pool.home_path(&spec.id),
             uid_base: spec.uid_base,
@@ -67,14 +66,14 @@ impl Container {
                 guest: self.guest.path.clone(),
                 hostname: spec.hostname.clone(),
                 boot_id: random_uuid(),
-                join: group.join_files(),
+                join,
                 tmpfs_bytes: spec.limits.memory / 2,
             },
         };
-        let launch = serde_json::to_vec(&launch).map_err(|e| failed("was prepared")(e.into()))?;
-        let process = tokio::time::timeout(READY_WITHIN, handshake(&socket, &launch, &self.filter))
+        let process = tokio::time::timeout(READY_WITHIN, handshake(&launcher.socket, &launch))
             .await
             .map_err(|e| failed("was launched")(e.into()))??;
+        let Spare { process: mut launcher, socket, .. } = launcher;
         let reap_launcher = async {
             let _ = launcher.wait().await;
         };
@@ -89,8 +88,7 @@ impl Container {
                     None => error,
                 });
             }
-            let boot = serde_json::to_vec(&spec.boot).map_err(|e| failed("was booted")(e.into()))?;
-            let sent = socket.send(&boot).await;
+            let sent = socket.send_json(&spec.boot).await;
             match socket.receive().await {
                 Ok(answer) if answer == dorm_proto::boot::READY => Ok(netns),
                 Ok(answer) => Err(failed("was set up")(reason(&answer).into())),
@@ -116,11 +114,6 @@ impl Container {
         };
         let live = LiveBox { process, netns, group, memory_limit: spec.limits.memory, stopping: watch::Sender::new(false) };
         Ok((live, record))
-    }
-
-    fn make_group(&self, spec: &BoxSpec) -> Result<Group> {
-        let limits = self.group_limits(&spec.limits)?;
-        self.cgroups.create(spec.id.as_str(), &limits).map_err(|e| failed("was given its limits")(e.into()))
     }
 
     pub(super) fn group_limits(&self, limits: &Limits) -> Result<GroupLimits> {
@@ -154,9 +147,8 @@ impl Drop for Reservation<'_> {
 }
 
 /// Sends the launcher its orders and learns who process 1 is.
-async fn handshake(socket: &PacketSocket, spec: &[u8], filter: &[u8]) -> Result<Process> {
-    socket.send(spec).await.map_err(|e| failed("was launched")(e.into()))?;
-    socket.send(filter).await.map_err(|e| failed("was launched")(e.into()))?;
+async fn handshake(socket: &PacketSocket, spec: &launch::Spec) -> Result<Process> {
+    socket.send_json(spec).await.map_err(|e| failed("was launched")(e.into()))?;
     let answer = socket.receive().await.map_err(|e| failed("was launched")(e.into()))?;
     match serde_json::from_slice(&answer) {
         Ok(Report::Pid(pid)) => Process::open(pid).map_err(|e| failed("was launched")(e.into())),
@@ -175,7 +167,7 @@ async fn said(socket: &PacketSocket) -> Option<String> {
     answer.ok()?.ok().map(|packet| reason(&packet))
 }
 
-fn reason(packet: &[u8]) -> String {
+pub(super) fn reason(packet: &[u8]) -> String {
     match serde_json::from_slice(packet) {
         Ok(Report::Failed(reason)) => reason,
         _ => String::from_utf8_lossy(packet).into_owned(),

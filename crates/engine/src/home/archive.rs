@@ -40,11 +40,12 @@ pub(super) async fn receive(from: &Path, incoming: &Path, target: &Path) -> Resu
         succeeded(receive)?;
         copied?;
         let received = fs::read_dir(&incoming)?.next().ok_or(io::ErrorKind::UnexpectedEof)??;
-        // A subvolume that is read-only cannot be moved to another directory.
-        let templates = File::open(target.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
-        let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        btrfs::snapshot(File::open(received.path())?.as_fd(), templates.as_fd(), name, true)?;
-        btrfs::sync(&templates)
+        // Moved while writable, since a read-only subvolume stays in its directory.
+        let subvolume = File::open(received.path())?;
+        btrfs::set_read_only(subvolume.as_fd(), false)?;
+        fs::rename(received.path(), &target)?;
+        btrfs::set_read_only(subvolume.as_fd(), true)?;
+        btrfs::sync(&subvolume)
     })
     .await
     .map_err(EngineError::io("cannot import the template"))

@@ -4,7 +4,10 @@
 //! ```text
 //!  daemon                 launcher                    process 1 of the box
 //!    │ spawn ────────────────▶│
-//!    │ Spec, filter ─────────▶│ join cgroup, clone ──────▶│ wait
+//!    │ Preparation, filter ──▶│ join cgroup
+//!    │◀───────────── prepared │
+//!    ┆ (a spare launcher waits here until there is a box to launch)
+//!    │ Spec ─────────────────▶│ clone ───────────────────▶│ wait
 //!    │◀──────────────── pid ──│ uid map                   │
 //!    │ network                │ mounts ──────────────────▶│ mount, pivot, confine, exec guest
 //!    │ boot message ─────────────────────────────────────▶│
@@ -39,6 +42,15 @@ pub const SUBCOMMAND: &str = "__launch";
 /// Largest message on the launch socket.
 pub(crate) const MAX_PACKET: usize = dorm_proto::boot::MAX_BOOT_MESSAGE;
 
+/// What a launcher can do before it knows which box it is for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Preparation {
+    /// Files to which a process writes its pid to be under a box's limits.
+    pub(crate) join: Vec<PathBuf>,
+    /// Whether a system call filter follows.
+    pub(crate) filter: bool,
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Spec {
     pub(crate) home: PathBuf,
@@ -54,7 +66,7 @@ pub(crate) enum Job {
         hostname: String,
         /// Identifies this start of the box; shown as the kernel's boot id.
         boot_id: String,
-        /// Files to which a process writes its pid to be under the box's limits.
+        /// As in [`Preparation`], where that was too early to join.
         join: Vec<PathBuf>,
         /// Bytes that the box's own tmpfs mounts may hold, each.
         tmpfs_bytes: u64,
@@ -67,6 +79,7 @@ pub(crate) enum Job {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Report {
+    Prepared,
     Pid(i32),
     Failed(String),
     /// An unpacked layer: entries applied, and what had to be left out.
@@ -137,22 +150,34 @@ fn receive(from: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     Ok(buffer)
 }
 
+fn receive_json<T: serde::de::DeserializeOwned>(from: BorrowedFd<'_>) -> io::Result<T> {
+    Ok(serde_json::from_slice(&receive(from)?)?)
+}
+
+fn join(files: &[PathBuf]) -> Result<(), Failure> {
+    files.iter().try_for_each(|file| std::fs::write(file, "0").step(&format!("join {}", file.display())))
+}
+
 fn launch() -> Result<(), Failure> {
-    let spec = receive(daemon()).step("read the launch spec")?;
-    let spec: Spec = serde_json::from_slice(&spec).map_err(io::Error::from).step("read the launch spec")?;
-    let filter = match &spec.job {
-        Job::Guest { .. } => {
+    let preparation: Preparation = receive_json(daemon()).step("read the preparation")?;
+    let filter = match preparation.filter {
+        true => {
             let bytes = receive(daemon()).step("read the system call filter")?;
             let filter = SystemCallFilter::from_bytes(&bytes).ok_or(io::Error::from(io::ErrorKind::InvalidData));
             Some(filter.step("read the system call filter")?)
         }
-        Job::Unpack { .. } => None,
+        false => None,
     };
+    join(&preparation.join)?;
+    report(&Report::Prepared);
 
-    if let Job::Guest { join, .. } = &spec.job {
-        for file in join {
-            std::fs::write(file, "0").step(&format!("join {}", file.display()))?;
-        }
+    let spec: Spec = match receive_json(daemon()) {
+        // A spare that is no longer wanted.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+        spec => spec.step("read the launch spec")?,
+    };
+    if let Job::Guest { join: late, .. } = &spec.job {
+        join(late)?;
         rootfs::raise_limits().step("set resource limits")?;
     }
     dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;

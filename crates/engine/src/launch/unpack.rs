@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use super::{Failure, Job, Report, Spec, Step, report};
+use super::{Failure, Job, Preparation, Report, Spec, Step, report};
 use crate::home::unpack::apply_layer;
 use crate::packet::PacketSocket;
 use crate::{EngineError, Layer, LogSink, Result};
@@ -32,7 +32,8 @@ pub(crate) async fn unpack(launcher: &Path, home: &Path, uid_base: u32, layer: L
     };
     let (socket, theirs) = PacketSocket::pair().map_err(failed())?;
     let mut child = super::spawn(launcher, theirs, layer.file.into()).map_err(failed())?;
-    socket.send(&serde_json::to_vec(&spec).map_err(|e| failed()(e.into()))?).await.map_err(failed())?;
+    socket.send_json(&Preparation { join: Vec::new(), filter: false }).await.map_err(failed())?;
+    socket.send_json(&spec).await.map_err(failed())?;
 
     let mut process = None;
     let outcome = loop {
@@ -40,6 +41,7 @@ pub(crate) async fn unpack(launcher: &Path, home: &Path, uid_base: u32, layer: L
             break Err(failed()(std::io::Error::other("the unpacking process ended without a word")));
         };
         match serde_json::from_slice(&packet) {
+            Ok(Report::Prepared) => {}
             Ok(Report::Pid(pid)) => process = dorm_sys::process::Process::open(pid).ok(),
             Ok(Report::Unpacked { entries, warnings }) => break Ok((entries, warnings)),
             Ok(Report::BadLayer(reason)) => break Err(EngineError::BadLayer(reason)),
