@@ -15,6 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Guest {
     child: Child,
     folder: tempfile::TempDir,
+    connect: Box<dyn Fn() -> UnixStream + Send + Sync>,
 }
 
 pub(crate) struct Answer {
@@ -50,7 +51,20 @@ impl Guest {
             assert!(Instant::now() < deadline, "the guest does not listen");
             std::thread::sleep(Duration::from_millis(5));
         }
-        Self { child, folder }
+        Self {
+            child,
+            folder,
+            connect: Box::new(move || UnixStream::connect(&socket).unwrap()),
+        }
+    }
+
+    /// A guest that was started otherwise, and how to reach it.
+    pub(crate) fn of(child: Child, connect: impl Fn() -> UnixStream + Send + Sync + 'static) -> Self {
+        Self {
+            child,
+            folder: tempfile::tempdir().unwrap(),
+            connect: Box::new(connect),
+        }
     }
 
     /// A folder for the test's own files.
@@ -73,7 +87,7 @@ impl Guest {
     }
 
     fn connect(&self) -> UnixStream {
-        let stream = UnixStream::connect(self.folder.path().join("socket")).unwrap();
+        let stream = (self.connect)();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         stream
@@ -303,7 +317,7 @@ impl Output {
     pub(crate) fn code(&self) -> i64 {
         self.end["exitCode"]
             .as_i64()
-            .unwrap_or_else(|| i64::from(self.end["exited"] != true) * -1)
+            .unwrap_or_else(|| -i64::from(self.end["exited"] != true))
     }
 }
 
