@@ -25,6 +25,8 @@ harness::tests![
     several_agents_are_stopped_and_deleted_at_once_and_errors_do_not_stop_the_rest,
     exit_codes_tell_what_went_wrong,
     an_error_is_json_where_json_is_asked_for,
+    a_stop_asks_first_and_waits_for_what_was_asked,
+    a_stop_ends_what_does_not_listen,
     the_events_of_an_agent_tell_every_transition_with_its_reason,
     a_box_that_dies_leaves_its_agent_with_the_reason,
     deleted_agents_leave_no_descriptor_in_the_daemon,
@@ -261,6 +263,33 @@ fn an_error_is_json_where_json_is_asked_for() -> Result<()> {
     let output = Server::shared()?.dorm(&["show", "nobody-there", "--json"])?;
     let error: serde_json::Value = serde_json::from_str(output.stderr.trim()).context("stderr is JSON")?;
     ensure!(error["error"]["exit_code"] == 3 && error["error"]["message"].is_string(), "{error}");
+    Ok(())
+}
+
+fn a_stop_asks_first_and_waits_for_what_was_asked() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("polite")?;
+    let script = "trap 'sleep 0.3; echo asked > ~/asked; exit' TERM; echo ready; while :; do sleep 0.05; done";
+    let run = agent.exec_with(&["-d"], &["bash", "-c", script])?.text()?;
+    harness::eventually("the run waits", || {
+        Ok(server.dorm(&["logs", &agent.name, &run])?.stdout().contains("ready").then_some(()))
+    })?;
+    agent.stop()?;
+    ensure!(agent.sh_text("cat ~/asked")? == "asked", "its process was not asked to end, or not waited for");
+    Ok(())
+}
+
+fn a_stop_ends_what_does_not_listen() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("deaf")?;
+    let script = "trap '' TERM HUP INT; echo ready; while :; do sleep 0.05; done";
+    let run = agent.exec_with(&["-d"], &["bash", "-c", script])?.text()?;
+    harness::eventually("the run waits", || {
+        Ok(server.dorm(&["logs", &agent.name, &run])?.stdout().contains("ready").then_some(()))
+    })?;
+    server.dorm(&["stop", "--grace", "0.2", &agent.name])?.succeeded()?;
+    let left = server.remains.of_box(&agent.id);
+    ensure!(left.is_empty() && agent.state()? == "stopped", "{left:?}");
     Ok(())
 }
 
