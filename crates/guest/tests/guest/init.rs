@@ -5,7 +5,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use dorm_proto::boot::{BOOT_FD, BootConfig, GUEST_SOCKET};
 use serde_json::json;
@@ -14,8 +14,8 @@ use crate::client::{Guest, eventually, shell};
 
 struct Booted {
     daemon: Daemon,
-    guest: Guest,
-    pid: u32,
+    /// `unshare`, whose only child is the guest.
+    child: Child,
     /// What the guest's end of the boot socket is called in /proc.
     way_out: PathBuf,
 }
@@ -55,10 +55,8 @@ fn connect_in(pid: u32) -> UnixStream {
     let connect = move || {
         let namespace = std::fs::File::open(format!("/proc/{pid}/ns/net")).unwrap();
         // SAFETY: setns changes the calling thread only, which ends right after.
-        assert_eq!(
-            unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) },
-            0
-        );
+        let entered = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
+        assert_eq!(entered, 0);
         UnixStream::connect_addr(&SocketAddr::from_abstract_name(GUEST_SOCKET).unwrap()).unwrap()
     };
     std::thread::spawn(connect).join().unwrap()
@@ -113,19 +111,22 @@ fn boot(message: &[u8]) -> Booted {
     let child = command.spawn().unwrap();
     drop(guests_end);
     daemon.send(message);
-    let unshare = child.id();
+    Booted {
+        daemon,
+        child,
+        way_out,
+    }
+}
+
+/// The process that `unshare` has started.
+fn init_of(unshare: u32) -> u32 {
     let mut pid = 0;
     eventually("unshare has its child", || {
         let children = std::fs::read_to_string(format!("/proc/{unshare}/task/{unshare}/children"));
         pid = children.unwrap_or_default().trim().parse().unwrap_or(0);
         pid != 0
     });
-    Booted {
-        daemon,
-        guest: Guest::of(child, move || connect_in(pid)),
-        pid,
-        way_out,
-    }
+    pid
 }
 
 fn config() -> Vec<u8> {
@@ -146,10 +147,11 @@ fn config() -> Vec<u8> {
 fn process_1_boots_serves_reaps_and_stops() {
     let Booted {
         daemon,
-        mut guest,
-        pid,
+        child,
         way_out,
     } = boot(&config());
+    let pid = init_of(child.id());
+    let mut guest = Guest::of(child, move || connect_in(pid));
     assert_eq!(daemon.receive(), b"ready");
     eventually("no descriptor leads out of the box any more", || {
         !descriptors(pid).contains(&way_out)
@@ -179,25 +181,24 @@ fn process_1_boots_serves_reaps_and_stops() {
 import socket
 s = socket.socket(socket.AF_UNIX)
 s.connect("\0dorm-guest")
-s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-try: print(len(s.recv(100)))
+try:
+    s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    print(len(s.recv(100)))
 except ConnectionError: print(0)
 "#;
     let output = guest
         .start_run(&json!({"process": {"cmd": "python3", "args": ["-c", inside]}}))
         .output();
-    assert!(
-        ["0\n", ""].contains(&output.stdout.as_str()),
+    assert_eq!(
+        output.stdout, "0\n",
         "a process of the box is not answered: {output:?}"
     );
 
     let mut running = guest.start_run(&shell("echo up; sleep 100"));
     running.until("up");
     // SAFETY: kill takes two integers; the pid is that of our own guest.
-    assert_eq!(
-        unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGTERM) },
-        0
-    );
+    let asked = unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGTERM) };
+    assert_eq!(asked, 0);
     assert_eq!(running.output().end["status"], "signal: terminated");
     assert!(guest.wait().success());
 }
@@ -205,12 +206,12 @@ except ConnectionError: print(0)
 #[test]
 fn a_boot_message_that_makes_no_sense_is_answered_with_the_reason() {
     let Booted {
-        daemon, mut guest, ..
+        daemon, mut child, ..
     } = boot(b"{\"env\": 5}");
     let answer = String::from_utf8(daemon.receive()).unwrap();
     assert!(
         answer.starts_with("the guest cannot start: invalid type"),
         "{answer}"
     );
-    assert!(!guest.wait().success());
+    assert!(!child.wait().unwrap().success());
 }
