@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+use rustix::thread::{LinkNameSpaceType, Uid, UnshareFlags};
 
 /// Where the caller of [`clone_into`] finds itself afterwards.
 pub enum Cloned {
@@ -23,9 +23,13 @@ pub const BOX_NAMESPACES: i32 = libc::CLONE_NEWUSER
 /// Forks into new `namespaces`. The child becomes a child of the caller's parent, so that the caller
 /// may end while the child lives on with somebody to reap it.
 ///
+/// The user namespace belongs to the uid `owner`. Its owner also pays for it: inotify instances, message queues,
+/// pending signals, locked memory and the like count towards the limits that the host has for each user.
+/// If root owned it, one box could use up what the host's root and all other boxes have.
+///
 /// Refuses to run in a process with several threads: the child of such a process could find any
 /// lock held by a thread that it does not have.
-pub fn clone_into(namespaces: i32) -> io::Result<Cloned> {
+pub fn clone_into(namespaces: i32, owner: u32) -> io::Result<Cloned> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::other("a process with several threads cannot be cloned safely"));
     }
@@ -43,6 +47,7 @@ pub fn clone_into(namespaces: i32) -> io::Result<Cloned> {
     }
     // With CLONE_PARENT the exit signal is the caller's own, and must be given as 0.
     let args = CloneArgs { flags: (namespaces | libc::CLONE_PARENT) as u64, ..Default::default() };
+    act_as(Uid::from_raw(owner))?;
     // SAFETY: `args` is a valid clone_args of the size given. No stack is passed and CLONE_VM is not set, so
     // the child runs on a copy of this stack like after fork(); the process has one thread, checked above, so
     // every lock in that copy is free.
@@ -50,8 +55,19 @@ pub fn clone_into(namespaces: i32) -> io::Result<Cloned> {
     match pid {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(Cloned::Child),
-        child => Ok(Cloned::Parent { child: child as i32 }),
+        child => {
+            act_as(Uid::ROOT)?;
+            Ok(Cloned::Parent { child: child as i32 })
+        }
     }
+}
+
+/// Makes `uid` the effective one of the calling thread, which keeps its capabilities.
+fn act_as(uid: Uid) -> io::Result<()> {
+    rustix::thread::set_thread_res_uid(Uid::ROOT, uid, Uid::ROOT)?;
+    let mut capabilities = rustix::thread::capabilities(None)?;
+    capabilities.effective = capabilities.permitted;
+    Ok(rustix::thread::set_capabilities(None, capabilities)?)
 }
 
 /// Moves the calling thread into a network namespace, for good.
