@@ -192,11 +192,11 @@ impl Remains {
             // It may go by itself in this moment, with its namespace.
             let _ = command("ip", &["link", "delete", &interface]);
         }
-        if self.table()? {
-            command(
-                "nft",
-                &["delete", "table", "inet", &format!("dorm_{}", self.instance)],
-            )?;
+        for family in ["inet", "arp"] {
+            let table = format!("table {family} dorm_{}", self.instance);
+            if command("nft", &["list", "tables"])?.lines().any(|line| line == table) {
+                command("nft", &["delete", &table])?;
+            }
         }
         for at in mounts_below(&self.data)?.into_iter().rev() {
             command("umount", &[&at])?;

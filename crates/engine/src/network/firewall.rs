@@ -2,6 +2,9 @@
 //!
 //! No rule names a box. The kernel's own routes say which address belongs behind which interface, and that is
 //! what the source check asks; so starting and stopping a box changes nothing here.
+//!
+//! Boxes have no need to ask for hardware addresses. Answering them would tell which addresses the host has, and every
+//! question leaves an entry for its sender in the host's one neighbour table, which a box could fill.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -56,7 +59,7 @@ table inet {table} {{
     oifname {boxes} iifname != {boxes} ct state established,related accept
     oifname {boxes} reject with icmpx admin-prohibited
     iifname {boxes} ct state established,related accept
-    iifname {boxes} ct status dnat accept
+    iifname {boxes} ct status dnat ct original ip daddr {GATEWAY} accept
     iifname {boxes} ip daddr {{ {OUT_OF_BOUNDS} }} reject with icmpx admin-prohibited
     iifname {boxes} fib daddr type != unicast drop
   }}
@@ -65,18 +68,28 @@ table inet {table} {{
     ip saddr {range} oifname != {boxes} masquerade
   }}
 }}
+table arp {table}
+delete table arp {table}
+table arp {table} {{
+  chain questions {{
+    type filter hook input priority 0; policy accept;
+    iifname {boxes} arp operation != reply drop
+  }}
+}}
 "#
     )
 }
 
-/// Replaces the table in one transaction: at no moment are boxes without it.
+/// Replaces the tables in one transaction: at no moment are boxes without them.
 pub(super) async fn load(instance: &str, range: &Range, resolvers: &[Ipv4Addr]) -> Result<()> {
     nft(&ruleset(instance, range, resolvers)).await.map_err(EngineError::io("cannot load the firewall of boxes"))
 }
 
 pub(super) async fn unload(instance: &str) {
     let table = table(instance);
-    let _ = nft(&format!("table inet {table}\ndelete table inet {table}\n")).await;
+    for family in ["inet", "arp"] {
+        let _ = nft(&format!("table {family} {table}\ndelete table {family} {table}\n")).await;
+    }
 }
 
 async fn nft(rules: &str) -> io::Result<()> {
