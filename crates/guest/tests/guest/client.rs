@@ -164,6 +164,16 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        // Asked first, so that it ends the runs that a test has left behind.
+        // SAFETY: kill takes two integers; the child is not reaped yet, so that the pid is its own.
+        unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
+        let deadline = Instant::now() + Duration::from_secs(3);
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
