@@ -39,6 +39,7 @@ pub use state::{AppState, Shared};
     info(title = "dorm", description = "Persistent computers for AI agents.\n\n\
         Whatever is sent to `/v1/agents/{agent}/guest/…` reaches the guest in the agent's box, which speaks \
         envd: runs, files, metrics. An agent that does not run is started first."),
+    paths(info::healthz, info::metrics),
     modifiers(&Keys),
     security(("key" = []), ("bearer" = []))
 )]
