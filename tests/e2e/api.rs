@@ -17,6 +17,7 @@ harness::tests![
     an_unknown_field_is_refused_with_a_hint,
     a_body_that_is_no_json_is_refused,
     a_body_that_is_too_large_is_refused,
+    an_upload_that_is_refused_at_once_is_told_why,
     a_path_that_is_no_utf8_is_refused,
     unknown_routes_and_methods_are_told_as_json,
     an_agent_is_made_used_and_deleted_by_http_alone,
@@ -167,12 +168,38 @@ fn a_body_that_is_no_json_is_refused() -> Result<()> {
 fn a_body_that_is_too_large_is_refused() -> Result<()> {
     let server = Server::shared()?;
     let body = json!({"name": "large", "env": {"A": "x".repeat(17 << 20)}}).to_string();
-    // The daemon may close the connection while the body is still being sent.
-    if let Ok(reply) = server.http("POST", "/v1/agents", body.as_bytes()) {
-        is_error(&reply, 413, "too_large")?;
-    }
+    is_error(&server.http("POST", "/v1/agents", body.as_bytes())?, 413, "too_large")?;
     ensure!(!server.names()?.contains(&"large".to_owned()));
     ensure!(server.get("/healthz")?.status == 200);
+    Ok(())
+}
+
+/// A client that reads the answer only once it has sent everything.
+fn an_upload_that_is_refused_at_once_is_told_why() -> Result<()> {
+    use std::io::{Read, Write};
+    let server = Server::shared()?;
+    let key = server.key()?;
+    let wrong = format!("e2b_{}", "0".repeat(40));
+    let much = vec![b'x'; 20 << 20];
+    for (path, key, status) in [
+        ("/v1/agents/nobody-there/guest/files?path=/tmp/x", &key, "404"),
+        ("/v1/templates/Bad%2FName/import", &key, "400"),
+        ("/v1/agents", &key, "413"),
+        ("/v1/agents", &wrong, "401"),
+        ("/nothing-here", &key, "404"),
+    ] {
+        let mut stream = std::net::TcpStream::connect(server.url.trim_start_matches("http://"))?;
+        write!(
+            stream,
+            "POST {path} HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\nconnection: close\r\n\r\n",
+            much.len()
+        )?;
+        stream.write_all(&much).with_context(|| format!("the connection for {path} was closed"))?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).with_context(|| format!("no answer for {path}"))?;
+        ensure!(answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains("\"message\""), "{path}: {answer}");
+    }
     Ok(())
 }
 

@@ -42,13 +42,10 @@ impl Remains {
         candidates.map(|c| c.join(&name)).filter(|c| c.is_dir()).collect()
     }
 
-    /// Ids of boxes that have a cgroup.
+    /// Ids of boxes that have a cgroup. What the daemon keeps ready for the next box is none.
     pub(crate) fn boxes(&self) -> BTreeSet<String> {
-        let groups = self.cgroups().into_iter().flat_map(|g| children(&g));
-        groups
-            .filter(|g| g.is_dir())
-            .filter_map(|g| g.file_name()?.to_str().map(str::to_owned))
-            .collect()
+        let groups = self.cgroups().into_iter().flat_map(|group| groups_in(&group));
+        groups.filter(|name| !name.starts_with("spare-")).collect()
     }
 
     /// Processes of boxes, as the host numbers them.
@@ -146,11 +143,8 @@ impl Remains {
 
     /// What is there of daemon and boxes after an orderly end, files aside.
     pub(crate) fn of_daemon(&self) -> Result<Vec<String>> {
-        let mut found: Vec<String> = self
-            .cgroups()
-            .iter()
-            .map(|g| format!("cgroup {}", g.display()))
-            .collect();
+        let in_words = |group: &PathBuf| format!("cgroup {} with {:?}", group.display(), groups_in(group));
+        let mut found: Vec<String> = self.cgroups().iter().map(in_words).collect();
         found.extend(
             self.processes()
                 .iter()
@@ -194,7 +188,10 @@ impl Remains {
         }
         for family in ["inet", "arp"] {
             let table = format!("table {family} dorm_{}", self.instance);
-            if command("nft", &["list", "tables"])?.lines().any(|line| line == table) {
+            if command("nft", &["list", "tables"])?
+                .lines()
+                .any(|line| line == table)
+            {
                 command("nft", &["delete", &table])?;
             }
         }
@@ -237,6 +234,14 @@ fn children(directory: &Path) -> Vec<PathBuf> {
         .flatten()
         .flatten()
         .map(|e| e.path())
+        .collect()
+}
+
+/// Names of the groups in a group.
+fn groups_in(group: &Path) -> BTreeSet<String> {
+    let groups = children(group).into_iter().filter(|g| g.is_dir());
+    groups
+        .filter_map(|g| g.file_name()?.to_str().map(str::to_owned))
         .collect()
 }
 
