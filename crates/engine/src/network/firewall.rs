@@ -19,6 +19,9 @@ use crate::{EngineError, Result};
 const OUT_OF_BOUNDS: &str = "0.0.0.0/8, 10.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 169.254.0.0/16, 172.16.0.0/12, \
     192.0.0.0/24, 192.168.0.0/16, 198.18.0.0/15, 224.0.0.0/4, 240.0.0.0/4";
 
+/// How fast one box may open connections. The host's table of them is shared, and a box that fills it would cut off all others.
+const NEW_CONNECTIONS: &str = "500/second burst 2000 packets";
+
 /// First characters of the host's interfaces of one daemon's boxes.
 pub(super) fn interface_prefix(instance: &str) -> String {
     format!("d{}", &instance[..4])
@@ -41,6 +44,11 @@ fn ruleset(instance: &str, range: &Range, resolvers: &[Ipv4Addr]) -> String {
         r#"table inet {table}
 delete table inet {table}
 table inet {table} {{
+  set openers {{
+    type ipv4_addr
+    flags dynamic
+    timeout 1m
+  }}
   chain own_address {{
     type filter hook prerouting priority raw; policy accept;
     iifname {boxes} meta nfproto ipv6 drop
@@ -59,6 +67,7 @@ table inet {table} {{
     oifname {boxes} iifname != {boxes} ct state established,related accept
     oifname {boxes} reject with icmpx admin-prohibited
     iifname {boxes} ct state established,related accept
+    iifname {boxes} update @openers {{ ip saddr limit rate over {NEW_CONNECTIONS} }} drop
     iifname {boxes} ct status dnat ct original ip daddr {GATEWAY} accept
     iifname {boxes} ip daddr {{ {OUT_OF_BOUNDS} }} reject with icmpx admin-prohibited
     iifname {boxes} fib daddr type != unicast drop
