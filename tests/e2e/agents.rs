@@ -158,18 +158,13 @@ fn an_agent_is_found_by_its_id_too() -> Result<()> {
 }
 
 fn bad_names_are_refused_with_a_hint() -> Result<()> {
-    let server = Server::shared()?;
+    let server = Server::start()?;
     let too_long = "a".repeat(64);
-    let before = server.remains.homes();
     for name in ["Upper", "-dash", "dash-", "1digit", "under_score", "a.b", "a b", "", "ünï", "../x", &too_long] {
         let output = server.dorm(&["new", "--no-start", "--", name])?;
-        output.refused(if output.code == 2 { 2 } else { 1 }, &["hint:"])?;
-        ensure!(!server.names()?.iter().any(|n| n == name), "{name} was made");
+        ensure!(matches!(output.code, 1 | 2) && output.stderr.contains("hint:"), "{name}: {output}");
     }
-    let homes: Vec<_> = server.remains.homes().difference(&before).cloned().collect();
-    let made: Vec<_> = server.json(&["ls"])?.as_array().cloned().unwrap_or_default();
-    let strays: Vec<_> = homes.iter().filter(|id| !made.iter().any(|a| a["id"] == id.as_str())).collect();
-    ensure!(strays.is_empty(), "homes without an agent: {strays:?}");
+    ensure!(server.names()?.is_empty() && server.remains.homes().is_empty(), "something was made");
     Ok(())
 }
 

@@ -19,6 +19,7 @@ use libtest_mimic::{Completion, Failed, Trial};
 mod agent;
 mod archive;
 mod cli;
+mod host;
 mod outside;
 mod pty;
 mod remains;

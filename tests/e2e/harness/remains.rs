@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
 
+use super::host::{all_processes, kill, mounts_below, processes_naming, words};
 use super::wait::eventually;
 use super::world::command;
 
@@ -69,11 +69,29 @@ impl Remains {
             .collect()
     }
 
-    pub(crate) fn table(&self) -> Result<bool> {
-        let name = format!("dorm_{}", self.instance);
-        Ok(command("nft", &["list", "tables"])?
+    /// Tables of the daemon's firewall, as `family name`.
+    fn tables(&self) -> Result<Vec<String>> {
+        let name = format!(" dorm_{}", self.instance);
+        let all = command("nft", &["list", "tables"])?;
+        Ok(all
             .lines()
-            .any(|line| line.ends_with(&format!(" {name}"))))
+            .filter(|l| l.ends_with(&name))
+            .filter_map(|l| l.strip_prefix("table "))
+            .map(str::to_owned)
+            .collect())
+    }
+
+    /// Blocks of addresses that the daemon claims, by a route whose metric is its number.
+    fn claims(&self) -> Result<Vec<String>> {
+        let metric = 0x0100_0000 | u32::from_str_radix(&self.instance, 16)?;
+        let all = command("ip", &["route", "show", "type", "unreachable"])?;
+        let own = all
+            .lines()
+            .filter(|l| l.split_whitespace().any(|word| word == metric.to_string()));
+        Ok(own
+            .filter_map(|l| l.split_whitespace().nth(1))
+            .map(str::to_owned)
+            .collect())
     }
 
     /// Homes on disk, agents' and unfinished templates' alike.
@@ -163,9 +181,8 @@ impl Remains {
                 .iter()
                 .map(|name| format!("temporary file {name}")),
         );
-        if self.table()? {
-            found.push(format!("nft table dorm_{}", self.instance));
-        }
+        found.extend(self.tables()?.iter().map(|name| format!("nft table {name}")));
+        found.extend(self.claims()?.iter().map(|range| format!("claim of {range}")));
         Ok(found)
     }
 
@@ -186,14 +203,11 @@ impl Remains {
             // It may go by itself in this moment, with its namespace.
             let _ = command("ip", &["link", "delete", &interface]);
         }
-        for family in ["inet", "arp"] {
-            let table = format!("table {family} dorm_{}", self.instance);
-            if command("nft", &["list", "tables"])?
-                .lines()
-                .any(|line| line == table)
-            {
-                command("nft", &["delete", &table])?;
-            }
+        for table in self.tables()? {
+            command("nft", &["delete", &format!("table {table}")])?;
+        }
+        for range in self.claims()? {
+            command("ip", &["route", "delete", "unreachable", &range])?;
         }
         for at in mounts_below(&self.data)?.into_iter().rev() {
             command("umount", &[&at])?;
@@ -219,13 +233,6 @@ fn remove_group(group: &Path) -> Result<()> {
         }
     }
     bail!("{} stays busy", group.display())
-}
-
-pub(crate) fn kill(pid: i32) {
-    if let Some(pid) = Pid::from_raw(pid) {
-        // It may have ended by itself.
-        let _ = kill_process(pid, Signal::KILL);
-    }
 }
 
 fn children(directory: &Path) -> Vec<PathBuf> {
@@ -255,43 +262,4 @@ fn names_in(directory: &Path) -> BTreeSet<String> {
         .iter()
         .filter_map(|p| p.file_name()?.to_str().map(str::to_owned))
         .collect()
-}
-
-pub(crate) fn all_processes() -> Vec<i32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter_map(|e| e.file_name().to_str()?.parse().ok())
-        .collect()
-}
-
-fn words(pid: i32) -> String {
-    let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&raw).replace('\0', " ").trim().to_owned()
-}
-
-/// Processes that were started with a path at or below `root` as an argument: daemons and their clients.
-pub(crate) fn processes_naming(root: &Path) -> Result<Vec<i32>> {
-    let root = root.to_string_lossy().into_owned();
-    let own = std::process::id() as i32;
-    let names = |pid: i32| {
-        let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let text = String::from_utf8_lossy(&raw).into_owned();
-        text.split('\0')
-            .any(|word| word == root || word.starts_with(&format!("{root}/")))
-    };
-    Ok(all_processes()
-        .into_iter()
-        .filter(|pid| *pid != own && names(*pid))
-        .collect())
-}
-
-/// Mount points at or below `root`, outer ones first.
-pub(crate) fn mounts_below(root: &Path) -> Result<Vec<String>> {
-    let root = root.to_string_lossy().into_owned();
-    let text = fs::read_to_string("/proc/self/mountinfo")?;
-    let points = text.lines().filter_map(|line| line.split(' ').nth(4));
-    Ok(points
-        .filter(|at| *at == root || at.starts_with(&format!("{root}/")))
-        .map(str::to_owned)
-        .collect())
 }
