@@ -1,9 +1,9 @@
 //! A launcher that waits for its box.
 //!
 //! Two things that take milliseconds can be done before anybody asks for a box: starting the launcher,
-//! and making it a member of a cgroup, for which the kernel waits until every core has passed a quiet point. So one
-//! launcher is always kept ready. Where groups can be renamed (version 1), it is a member of a group already, which gets
-//! the name of the box when there is one.
+//! and making it a member of a cgroup, for which the kernel waits until every core has passed a quiet point. So a
+//! few launchers are always kept ready. Where groups can be renamed (version 1), each is a member of a group already, which
+//! gets the name of the box when there is one.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +20,8 @@ use crate::{Id, Result};
 
 /// First characters of the names of groups whose box is not there yet.
 const PREFIX: &str = "spare-";
+/// How many launchers wait.
+const READY: usize = 2;
 const LEAVING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -28,8 +30,8 @@ pub(super) struct Spares {
     launcher: PathBuf,
     filter: Vec<u8>,
     cgroups: Hierarchy,
-    ready: Mutex<Option<Spare>>,
-    /// Held while a spare is made ready: one is enough, and the end waits for it.
+    ready: Mutex<Vec<Spare>>,
+    /// Held while a spare is made ready: one at a time is enough, and the end waits for it.
     refilling: tokio::sync::Mutex<()>,
     closed: AtomicBool,
 }
@@ -74,11 +76,16 @@ impl Spares {
         spares
     }
 
-    /// The spare launcher, or a new one; another is made ready meanwhile.
+    /// A spare launcher, or a new one; others are made ready meanwhile.
     pub(super) async fn take(self: &Arc<Self>) -> Result<Spare> {
-        let mut ready = self.ready().take();
-        let alive = ready.as_mut().is_some_and(|s| s.process.try_wait().is_ok_and(|ended| ended.is_none()));
-        let spare = match ready {
+        let mut spare = self.ready().pop();
+        if spare.is_none() {
+            // The one that is being made comes sooner than another would.
+            let _made = self.refilling.lock().await;
+            spare = self.ready().pop();
+        }
+        let alive = spare.as_mut().is_some_and(|s| s.process.try_wait().is_ok_and(|ended| ended.is_none()));
+        let spare = match spare {
             Some(spare) if alive => Ok(spare),
             dead => {
                 if let Some(dead) = dead {
@@ -91,12 +98,12 @@ impl Spares {
         spare
     }
 
-    /// Ends the spare launcher, and makes no other.
+    /// Ends the spare launchers, and makes no others.
     pub(super) async fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         let _made = self.refilling.lock().await;
-        let spare = self.ready().take();
-        if let Some(spare) = spare {
+        let spares = std::mem::take(&mut *self.ready());
+        for spare in spares {
             spare.end().await;
         }
     }
@@ -104,13 +111,18 @@ impl Spares {
     fn refill(self: &Arc<Self>) {
         let spares = Arc::clone(self);
         tokio::spawn(async move {
-            let _alone = spares.refilling.lock().await;
-            if spares.closed.load(Ordering::SeqCst) || spares.ready().is_some() {
-                return;
-            }
-            match spares.prepare().await {
-                Ok(spare) => *spares.ready() = Some(spare),
-                Err(error) => tracing::warn!(error = %crate::chain(&error), "no launcher could be made ready"),
+            loop {
+                let _alone = spares.refilling.lock().await;
+                if spares.closed.load(Ordering::SeqCst) || spares.ready().len() >= READY {
+                    return;
+                }
+                match spares.prepare().await {
+                    Ok(spare) => spares.ready().push(spare),
+                    Err(error) => {
+                        tracing::warn!(error = %crate::chain(&error), "no launcher could be made ready");
+                        return;
+                    }
+                }
             }
         });
     }
@@ -157,7 +169,7 @@ impl Spares {
         Ok(group)
     }
 
-    fn ready(&self) -> std::sync::MutexGuard<'_, Option<Spare>> {
+    fn ready(&self) -> std::sync::MutexGuard<'_, Vec<Spare>> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
