@@ -31,7 +31,9 @@ pub const BOX_NAMESPACES: i32 = libc::CLONE_NEWUSER
 /// lock held by a thread that it does not have.
 pub fn clone_into(namespaces: i32, owner: u32) -> io::Result<Cloned> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
-        return Err(io::Error::other("a process with several threads cannot be cloned safely"));
+        return Err(io::Error::other(
+            "a process with several threads cannot be cloned safely",
+        ));
     }
     #[repr(C)]
     #[derive(Default)]
@@ -46,7 +48,10 @@ pub fn clone_into(namespaces: i32, owner: u32) -> io::Result<Cloned> {
         tls: u64,
     }
     // With CLONE_PARENT the exit signal is the caller's own, and must be given as 0.
-    let args = CloneArgs { flags: (namespaces | libc::CLONE_PARENT) as u64, ..Default::default() };
+    let args = CloneArgs {
+        flags: (namespaces | libc::CLONE_PARENT) as u64,
+        ..Default::default()
+    };
     act_as(Uid::from_raw(owner))?;
     // SAFETY: `args` is a valid clone_args of the size given. No stack is passed and CLONE_VM is not set, so
     // the child runs on a copy of this stack like after fork(); the process has one thread, checked above, so
@@ -72,7 +77,10 @@ fn act_as(uid: Uid) -> io::Result<()> {
 
 /// Moves the calling thread into a network namespace, for good.
 pub fn enter_network(netns: BorrowedFd<'_>) -> io::Result<()> {
-    Ok(rustix::thread::move_into_link_name_space(netns, Some(LinkNameSpaceType::Network))?)
+    Ok(rustix::thread::move_into_link_name_space(
+        netns,
+        Some(LinkNameSpaceType::Network),
+    )?)
 }
 
 /// Gives the calling thread (of a process with one) a mount namespace of its own.

@@ -36,6 +36,12 @@ impl Container {
             return None;
         }
         let netns = Arc::new(dorm_sys::namespace::open(record.pid, "net").ok()?);
-        Some(LiveBox { process, netns, group, memory_limit: spec.limits.memory, stopping: watch::Sender::new(false) })
+        Some(LiveBox {
+            process,
+            netns,
+            group,
+            memory_limit: spec.limits.memory,
+            stopping: watch::Sender::new(false),
+        })
     }
 }

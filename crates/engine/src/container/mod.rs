@@ -113,7 +113,9 @@ fn instance(data: &std::path::Path) -> String {
 
 /// Waits for the end of a process, and reaps it if it is a child of ours.
 pub(crate) async fn ended(process: &Process) {
-    let Ok(pidfd) = process.pidfd.as_fd().try_clone_to_owned() else { return };
+    let Ok(pidfd) = process.pidfd.as_fd().try_clone_to_owned() else {
+        return;
+    };
     if let Ok(pidfd) = dorm_sys::readiness::register(pidfd) {
         let _ = pidfd.readable().await;
     }
@@ -143,7 +145,10 @@ impl Engine for Container {
         let oom_kills = live.group.stats().map(|s| s.oom_kills).unwrap_or_default();
         let reason = match oom_kills {
             0 => "process 1 of the box ended".to_owned(),
-            _ => format!("process 1 of the box ended; the box was out of memory (limit {} MiB)", live.memory_limit >> 20),
+            _ => format!(
+                "process 1 of the box ended; the box was out of memory (limit {} MiB)",
+                live.memory_limit >> 20
+            ),
         };
         Ok(BoxExit { reason })
     }
@@ -152,13 +157,21 @@ impl Engine for Container {
         let live = self.live(id)?;
         let failed = || EngineError::io("cannot reach the guest");
         let inside = self.network.inside();
-        let stream =
-            inside.connect(Arc::clone(&live.netns), dorm_proto::boot::GUEST_SOCKET).await.map_err(failed())?;
-        Ok(Box::new(tokio::net::UnixStream::from_std(stream).map_err(failed())?))
+        let stream = inside
+            .connect(Arc::clone(&live.netns), dorm_proto::boot::GUEST_SOCKET)
+            .await
+            .map_err(failed())?;
+        Ok(Box::new(
+            tokio::net::UnixStream::from_std(stream).map_err(failed())?,
+        ))
     }
 
     async fn stats(&self, id: &Id) -> Result<BoxStats> {
-        let stats = self.live(id)?.group.stats().map_err(EngineError::io("cannot measure the box"))?;
+        let stats = self
+            .live(id)?
+            .group
+            .stats()
+            .map_err(EngineError::io("cannot measure the box"))?;
         Ok(BoxStats {
             cpu_usec: stats.cpu_usec,
             memory_bytes: stats.memory,
@@ -175,7 +188,10 @@ impl Engine for Container {
     }
 
     async fn present(&self) -> Result<Vec<Id>> {
-        let names = self.cgroups.list().map_err(EngineError::io("cannot list the boxes"))?;
+        let names = self
+            .cgroups
+            .list()
+            .map_err(EngineError::io("cannot list the boxes"))?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
 }
