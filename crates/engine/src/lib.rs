@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 pub use dorm_proto::boot::{BootConfig, Command};
 
 pub mod container;
+pub mod criu;
 pub mod doctor;
 pub mod fake;
 pub mod guest_binary;

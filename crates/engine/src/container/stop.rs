@@ -16,7 +16,10 @@ impl Container {
         let slot = self.boxes().get(id).cloned();
         if let Some(Slot::Live(live)) = slot {
             live.stopping.send_replace(true);
-            let _ = live.process.signal(Signal::TERM);
+            // A signal reaches a frozen process when it is thawed, and this one before anything else does.
+            let first = if grace.is_zero() { Signal::KILL } else { Signal::TERM };
+            let _ = live.process.signal(first);
+            let _ = live.group.thaw();
             if tokio::time::timeout(grace, ended(&live.process)).await.is_err() {
                 let _ = live.process.signal(Signal::KILL);
                 ended(&live.process).await;
@@ -39,6 +42,7 @@ impl Container {
                     // A pid that is gone by now needs no killing.
                     let Ok(process) = Process::open(pid) else { continue };
                     let _ = process.signal(Signal::KILL);
+                    let _ = group.thaw();
                     let _ = tokio::time::timeout(GONE_WITHIN, ended(&process)).await;
                 }
                 match group.remove() {

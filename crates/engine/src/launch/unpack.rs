@@ -41,7 +41,7 @@ pub(crate) async fn unpack(launcher: &Path, home: &Path, uid_base: u32, layer: L
             break Err(failed()(std::io::Error::other("the unpacking process ended without a word")));
         };
         match serde_json::from_slice(&packet) {
-            Ok(Report::Prepared) => {}
+            Ok(Report::Prepared | Report::Executing) => {}
             Ok(Report::Pid(pid)) => process = dorm_sys::process::Process::open(pid).ok(),
             Ok(Report::Unpacked { entries, warnings }) => break Ok((entries, warnings)),
             Ok(Report::BadLayer(reason)) => break Err(EngineError::BadLayer(reason)),
