@@ -55,7 +55,7 @@ pub(crate) const ALL: &[Variable] = &[
     daemon(
         "DORM_ON_SHUTDOWN",
         "on_shutdown",
-        "serve: leave boxes running at the end, or stop them",
+        "serve: hibernate boxes at the end, leave them, or stop them",
     ),
     daemon(
         "DORM_STOP_GRACE",

@@ -38,9 +38,11 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnShutdown {
     /// They go on, and the next daemon adopts them.
-    #[default]
     Leave,
     Stop,
+    /// Their memory goes to disk; where that is not possible they are left.
+    #[default]
+    Hibernate,
 }
 
 /// Slots beyond those of agents, for boxes in which templates are built.

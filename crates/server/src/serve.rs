@@ -109,6 +109,7 @@ pub async fn serve(
         slots: config.slots(),
         nameservers: config.nameservers.clone(),
         stop_grace: config.stop_grace,
+        images: config.data.join("images"),
     };
     let registry = Registry::open(parts, !is_new).await?;
     let build_slots = BuildSlots::new(config.slots());
@@ -121,7 +122,7 @@ pub async fn serve(
     });
     let state = AppState::new(Shared {
         store: store.clone(),
-        guests: Guests::new(engine.clone()),
+        guests: Guests::new(engine.clone(), registry.clone()),
         engine,
         homes,
         registry: registry.clone(),
@@ -140,10 +141,16 @@ pub async fn serve(
     let mut connections = accept(listener, router(&state), &shutdown).await;
 
     tracing::info!("shutting down");
-    let stop = config.on_shutdown == OnShutdown::Stop;
+    let boxes = match (config.on_shutdown, state.engine.can_checkpoint()) {
+        (OnShutdown::Hibernate, Err(reason)) => {
+            tracing::info!(%reason, "boxes are left, as their memory cannot be put to disk");
+            OnShutdown::Leave
+        }
+        (wanted, _) => wanted,
+    };
     tokio::join!(
         templates.close(),
-        registry.shut_down(stop, config.stop_grace + PATIENCE)
+        registry.shut_down(boxes, config.stop_grace + PATIENCE)
     );
     let drained = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(DRAIN, drained).await.is_err() {

@@ -19,6 +19,8 @@ pub(crate) enum LogFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Shutdown {
+    /// Their memory goes to disk, where that is possible
+    Hibernate,
     /// They go on, and the next daemon takes them over
     Leave,
     /// They are stopped

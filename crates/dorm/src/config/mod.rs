@@ -163,6 +163,7 @@ fn settings(layer: Layer) -> Result<Settings> {
         }),
         nameservers: vec![GATEWAY.to_string()],
         on_shutdown: match given(layer.on_shutdown, "on_shutdown")? {
+            Shutdown::Hibernate => OnShutdown::Hibernate,
             Shutdown::Leave => OnShutdown::Leave,
             Shutdown::Stop => OnShutdown::Stop,
         },

@@ -269,7 +269,10 @@ impl Homes for FakeHomes {
 
     async fn generation(&self, id: &Id) -> Result<u64> {
         let pool = self.pool();
-        let home = pool.homes.get(id).ok_or_else(|| EngineError::NoHome(id.clone()))?;
+        let home = pool
+            .homes
+            .get(id)
+            .ok_or_else(|| EngineError::NoHome(id.clone()))?;
         Ok(home.generation)
     }
 }

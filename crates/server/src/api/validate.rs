@@ -78,6 +78,7 @@ pub(super) fn spec(new: &NewAgent, defaults: &Limits) -> ApiResult<AgentSpec> {
     Ok(AgentSpec {
         limits,
         env: new.env.clone(),
+        sleep: Default::default(),
     })
 }
 

@@ -1,18 +1,20 @@
 //! An agent as the rest of the server holds it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dorm_engine::{BootConfig, BoxRecord, BoxSpec, Command};
 use dorm_proto::boot::PROTOCOL_VERSION;
 use tokio::sync::{Notify, oneshot, watch};
 
-use super::decide::Request;
+use super::decide::{Request, Rest};
+use super::lag::Lag;
+use super::links::Links;
 use super::registry::Context;
 use super::{Trouble, driver};
-use crate::records::{AgentRecord, Profile, State, Status};
+use crate::records::{AgentRecord, ImageRecord, Profile, State, Status, now};
 
 pub struct Agent {
     pub profile: Profile,
@@ -22,6 +24,26 @@ pub struct Agent {
     /// Rung when something comes into the inbox of an agent that is being driven.
     pub(super) bell: Notify,
     open: AtomicUsize,
+    /// Connections to the guest.
+    pub links: Links,
+    pub(super) lag: Lag,
+    memory: Mutex<Memory>,
+}
+
+/// What is known of the agent's memory beyond its box.
+#[derive(Default)]
+struct Memory {
+    image: Option<ImageRecord>,
+    /// An image could not be made, and would not be now.
+    unsavable: bool,
+    setback: Option<SetbackNote>,
+}
+
+/// Something that went wrong with putting the memory to disk or bringing it back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetbackNote {
+    pub time: i64,
+    pub what: String,
 }
 
 /// What everyone may know of an agent at this moment.
@@ -71,11 +93,22 @@ impl Agent {
             inbox: Mutex::default(),
             bell: Notify::new(),
             open: AtomicUsize::new(0),
+            links: Links::default(),
+            lag: Lag::default(),
+            memory: Mutex::new(Memory {
+                image: record.image,
+                ..Memory::default()
+            }),
         })
     }
 
     pub fn state(&self) -> State {
         self.published.borrow().status.state
+    }
+
+    /// Where it rests. What is under way is the driver's to know.
+    pub(super) fn rest(&self) -> Rest {
+        Rest::of(self.state()).unwrap_or(Rest::Failed)
     }
 
     pub fn generation(&self) -> u64 {
@@ -96,6 +129,26 @@ impl Agent {
 
     pub async fn start(self: &Arc<Self>) -> Result<(), Trouble> {
         self.ask(Request::Start).await
+    }
+
+    /// Returns when it is frozen.
+    pub async fn pause(self: &Arc<Self>) -> Result<(), Trouble> {
+        self.ask(Request::Pause).await
+    }
+
+    /// Returns when its memory is on disk for good, and its processes are gone.
+    pub async fn hibernate(self: &Arc<Self>, why: &str) -> Result<(), Trouble> {
+        self.ask(Request::Hibernate { why: why.to_owned() }).await
+    }
+
+    /// Freezes it unless it is in use by then.
+    pub async fn idle(self: &Arc<Self>, why: String) -> Result<(), Trouble> {
+        self.ask(Request::Idle { why }).await
+    }
+
+    /// Returns when the memory of a box in standby is on disk too.
+    pub async fn make_durable(self: &Arc<Self>) -> Result<(), Trouble> {
+        self.ask(Request::MakeDurable).await
     }
 
     /// Returns at once if it runs. A failed agent is tried again.
@@ -120,12 +173,59 @@ impl Agent {
 
     /// Counts a request that is open to the guest, until the guard is dropped.
     pub fn open_request(self: &Arc<Self>) -> OpenRequest {
-        self.open.fetch_add(1, Ordering::AcqRel);
+        self.open.fetch_add(1, Ordering::SeqCst);
+        // With the one in `open_requests`: either the request sees that the agent goes to sleep, or
+        // the one who puts it to sleep sees the request.
+        fence(Ordering::SeqCst);
         OpenRequest(self.clone())
     }
 
     pub fn open_requests(&self) -> usize {
-        self.open.load(Ordering::Acquire)
+        fence(Ordering::SeqCst);
+        self.open.load(Ordering::SeqCst)
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The newest memory image, stale or not.
+    pub fn image(&self) -> Option<ImageRecord> {
+        self.memory().image.clone()
+    }
+
+    /// The memory image that holds what the agent's memory is now.
+    pub fn current_image(&self) -> Option<ImageRecord> {
+        self.image().filter(|image| image.current)
+    }
+
+    /// Gives the one before.
+    pub(super) fn set_image(&self, image: Option<ImageRecord>) -> Option<ImageRecord> {
+        std::mem::replace(&mut self.memory().image, image)
+    }
+
+    /// The box goes on, or has gone on.
+    pub(super) fn now_differs_from_image(&self) {
+        if let Some(image) = &mut self.memory().image {
+            image.current = false;
+        }
+    }
+
+    /// Whether its memory could not be saved and nothing has changed since.
+    pub fn is_unsavable(&self) -> bool {
+        self.memory().unsavable
+    }
+
+    pub(super) fn set_unsavable(&self, unsavable: bool) {
+        self.memory().unsavable = unsavable;
+    }
+
+    pub fn setback(&self) -> Option<SetbackNote> {
+        self.memory().setback.clone()
+    }
+
+    pub(super) fn note_setback(&self, what: String) {
+        self.memory().setback = Some(SetbackNote { time: now(), what });
     }
 
     async fn ask(self: &Arc<Self>, request: Request) -> Result<(), Trouble> {
@@ -215,6 +315,6 @@ pub struct OpenRequest(Arc<Agent>);
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::AcqRel);
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -1,19 +1,24 @@
 //! Finds agents, and holds what they all share.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use dorm_engine::{Engine, Homes, Id};
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Agent, Creation, ReconcileError, Trouble, create, reconcile};
+use super::{Agent, Creation, ReconcileError, Trouble, create, lag, reconcile};
+use crate::config::OnShutdown;
 use crate::faults::Faults;
 use crate::metrics::Metrics;
 use crate::records::{Slots, State, Workspace};
 use crate::store::Store;
+
+/// Boxes that are put away at once when the daemon ends.
+const AT_ONCE: usize = 8;
 
 /// What the lifecycle is made of.
 pub struct Parts {
@@ -25,6 +30,8 @@ pub struct Parts {
     pub slots: Slots,
     pub nameservers: Vec<String>,
     pub stop_grace: Duration,
+    /// Where memory images are kept.
+    pub images: PathBuf,
 }
 
 pub(super) struct Context {
@@ -36,6 +43,7 @@ pub(super) struct Context {
     pub(super) slots: Slots,
     pub(super) nameservers: Vec<String>,
     pub(super) stop_grace: Duration,
+    pub(super) images: PathBuf,
     /// Drivers, transitions and creations; the daemon waits for them when it ends.
     pub(super) tasks: TaskTracker,
     pub(super) closed: CancellationToken,
@@ -95,6 +103,7 @@ impl Registry {
             slots: parts.slots,
             nameservers: parts.nameservers,
             stop_grace: parts.stop_grace,
+            images: parts.images,
             tasks: TaskTracker::new(),
             closed: CancellationToken::new(),
             roster: RwLock::default(),
@@ -115,6 +124,11 @@ impl Registry {
             .or_else(by_id)
             .cloned()
             .ok_or_else(|| Trouble::NotFound(name_or_id.to_owned()))
+    }
+
+    pub fn by_id(&self, id: &Id) -> Option<Arc<Agent>> {
+        let roster = self.ctx.roster.read().unwrap_or_else(PoisonError::into_inner);
+        roster.by_id.get(id).cloned()
     }
 
     /// By name.
@@ -155,30 +169,54 @@ impl Registry {
         })
     }
 
-    /// Ends in order: boxes are stopped if `stop_boxes`, what is under way ends, and then nothing
-    /// more is taken. Gives up on what takes longer than `patience`; the next daemon finishes it.
-    pub async fn shut_down(&self, stop_boxes: bool, patience: Duration) {
+    /// Ends in order: boxes are put to disk or stopped if that is wanted, what is under way ends, and
+    /// then nothing more is taken. Gives up on what takes longer than `patience`; the next daemon
+    /// finishes it.
+    pub async fn shut_down(&self, boxes: OnShutdown, patience: Duration) {
         let orderly = async {
-            if stop_boxes {
-                let agents = self.all();
-                let up = agents
-                    .iter()
-                    .filter(|agent| matches!(agent.state(), State::Running | State::Starting));
-                for (agent, stopped) in
-                    join_all(up.map(|agent| async move { (agent, agent.stop(None).await) })).await
-                {
-                    if let Err(trouble) = stopped {
-                        tracing::warn!(agent = %agent.profile.name, reason = %trouble.in_full(), "did not stop");
-                    }
-                }
-            }
+            self.put_away(boxes).await;
             self.ctx.closed.cancel();
             self.ctx.tasks.close();
             self.ctx.tasks.wait().await;
+            for agent in self.all() {
+                lag::catch_up(&agent).await;
+            }
         };
         if tokio::time::timeout(patience, orderly).await.is_err() {
             tracing::warn!("not everything ended in time; the next daemon finishes it");
         }
         self.ctx.closed.cancel();
+    }
+
+    async fn put_away(&self, boxes: OnShutdown) {
+        let up: Vec<_> = self
+            .all()
+            .into_iter()
+            .filter(|agent| has_box(agent.state()))
+            .collect();
+        let put = |agent: Arc<Agent>| async move {
+            let done = match boxes {
+                OnShutdown::Leave => Ok(()),
+                OnShutdown::Stop => agent.stop(None).await,
+                OnShutdown::Hibernate => agent.hibernate("the daemon ends").await,
+            };
+            if let Err(trouble) = done {
+                tracing::warn!(agent = %agent.profile.name, reason = %trouble.in_full(), "is left as it is");
+            }
+        };
+        // Memory goes to one disk: more at once would only make each slower.
+        stream::iter(up).for_each_concurrent(AT_ONCE, put).await;
+    }
+}
+
+fn has_box(state: State) -> bool {
+    match state {
+        State::Starting
+        | State::Running
+        | State::Freezing
+        | State::Standby
+        | State::Hibernating
+        | State::Waking => true,
+        State::Stopped | State::Hibernated | State::Stopping | State::Failed | State::Deleting => false,
     }
 }

@@ -6,8 +6,8 @@ use dorm_engine::{BoxRecord, Id, Limits};
 
 use super::{Store, StoreError};
 use crate::records::{
-    AgentSpec, BoxChange, Change, KeyRecord, Lifetime, NewAgentRecord, Slots, State, Status,
-    TemplateDefaults, TemplateRecord, Workspace, now,
+    AgentSpec, BoxChange, Change, ImageChange, ImageRecord, KeyRecord, Lifetime, NewAgentRecord, Sleep,
+    Slots, State, Status, TemplateDefaults, TemplateRecord, Workspace, now,
 };
 
 pub(super) const SLOTS: Slots = Slots {
@@ -32,6 +32,10 @@ pub(super) fn new_agent(name: &str) -> NewAgentRecord {
                 io_bps: Some(7),
             },
             env: BTreeMap::from([("KEY".to_owned(), "välue".to_owned())]),
+            sleep: Sleep {
+                hibernate_after: Some(60_000),
+                ..Sleep::default()
+            },
         },
         defaults: TemplateDefaults {
             user: Some("user".to_owned()),
@@ -157,6 +161,7 @@ pub(super) async fn a_change_of_state_comes_with_its_event_and_its_box(store: &d
             to: &status,
             millis: Some(5),
             box_record,
+            image: ImageChange::Keep,
         };
         store.change_state(&change).await.unwrap();
         let agent = store.agents().await.unwrap().readable.remove(0);
@@ -182,6 +187,57 @@ pub(super) async fn a_change_of_state_comes_with_its_event_and_its_box(store: &d
     assert_eq!(store.events(&id, 2).await.unwrap(), events[..2]);
 }
 
+pub(super) async fn a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_state(store: &dyn Store) {
+    let id = store
+        .insert_agent(&new_agent("one"), SLOTS)
+        .await
+        .unwrap()
+        .profile
+        .id;
+    let image = ImageRecord {
+        id: Id::random(),
+        generation: 9,
+        size: 10,
+        made: 11,
+        current: true,
+    };
+    let status = Status::now(State::Standby, "");
+    let stale = ImageRecord {
+        current: false,
+        ..image.clone()
+    };
+    for (change, expected) in [
+        (ImageChange::Keep, Some(&image)),
+        (ImageChange::Stale, Some(&stale)),
+        (ImageChange::Clear, None),
+    ] {
+        store.set_image(&id, Some(&image)).await.unwrap();
+        let change = Change {
+            agent: &id,
+            from: State::Running,
+            to: &status,
+            millis: None,
+            box_record: BoxChange::Keep,
+            image: change,
+        };
+        store.change_state(&change).await.unwrap();
+        let agent = store.agents().await.unwrap().readable.remove(0);
+        assert_eq!(agent.image.as_ref(), expected);
+    }
+    let change = Change {
+        agent: &id,
+        from: State::Standby,
+        to: &status,
+        millis: None,
+        box_record: BoxChange::Keep,
+        image: ImageChange::Stale,
+    };
+    store.change_state(&change).await.unwrap();
+    assert_eq!(store.agents().await.unwrap().readable[0].image, None);
+    let missing = store.set_image(&Id::random(), Some(&image)).await;
+    assert!(matches!(missing, Err(StoreError::NotFound { .. })), "{missing:?}");
+}
+
 pub(super) async fn a_change_of_an_agent_that_is_not_there_is_refused(store: &dyn Store) {
     let id = Id::random();
     let status = Status::now(State::Running, "");
@@ -192,6 +248,7 @@ pub(super) async fn a_change_of_an_agent_that_is_not_there_is_refused(store: &dy
         to: &status,
         millis: None,
         box_record,
+        image: ImageChange::Keep,
     };
     assert!(matches!(
         store.change_state(&change).await,
@@ -344,6 +401,7 @@ macro_rules! conformance {
             a_name_is_taken_once_and_free_again_after_deletion
             the_lowest_free_slot_is_given_and_there_is_an_end_to_them
             a_change_of_state_comes_with_its_event_and_its_box
+            a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_state
             a_change_of_an_agent_that_is_not_there_is_refused
             events_go_with_their_agent
             agents_made_at_once_get_different_slots

@@ -7,8 +7,8 @@ use dorm_engine::Id;
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
-    AgentRecord, BoxChange, Change, EventRecord, KeyRecord, NewAgentRecord, Profile, Slots, State, Status,
-    TemplateRecord, Workspace,
+    AgentRecord, BoxChange, Change, EventRecord, ImageChange, ImageRecord, KeyRecord, NewAgentRecord,
+    Profile, Slots, State, Status, TemplateRecord, Workspace,
 };
 
 #[derive(Default)]
@@ -21,6 +21,7 @@ struct Tables {
     templates: Vec<TemplateRecord>,
     keys: Vec<KeyRecord>,
     fail_changes_to: Option<State>,
+    fail_images: bool,
     commits: u64,
 }
 
@@ -32,6 +33,11 @@ impl MemoryStore {
     /// Changes to this state are refused from now on.
     pub(crate) fn fail_changes_to(&self, state: Option<State>) {
         self.tables().fail_changes_to = state;
+    }
+
+    /// Memory images cannot be recorded from now on, or can be again.
+    pub(crate) fn fail_images(&self, fail: bool) {
+        self.tables().fail_images = fail;
     }
 
     /// Each would be an fsync on a disk.
@@ -107,6 +113,7 @@ impl Store for MemoryStore {
             profile,
             status: new.status,
             box_record: None,
+            image: None,
         };
         tables.agents.push(record.clone());
         tables.agents.sort_by_key(|agent| agent.profile.slot);
@@ -141,6 +148,11 @@ impl Store for MemoryStore {
             BoxChange::Set(record) => agent.box_record = Some(record.clone()),
             BoxChange::Clear => agent.box_record = None,
         }
+        match (change.image, &mut agent.image) {
+            (ImageChange::Stale, Some(image)) => image.current = false,
+            (ImageChange::Clear, image) => *image = None,
+            (ImageChange::Keep, _) | (ImageChange::Stale, None) => {}
+        }
         event(
             &mut tables,
             change.agent,
@@ -148,6 +160,21 @@ impl Store for MemoryStore {
             change.to,
             change.millis,
         );
+        Ok(())
+    }
+
+    async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()> {
+        let mut tables = self.tables();
+        if tables.fail_images {
+            let source = sqlx::Error::Io(std::io::Error::other("declared fault"));
+            return Err(StoreError::Database {
+                doing: "recorded a memory image",
+                source,
+            });
+        }
+        let found = tables.agents.iter_mut().find(|known| known.profile.id == *agent);
+        found.ok_or_else(|| missing("agent", agent.as_str()))?.image = image.cloned();
+        tables.commits += 1;
         Ok(())
     }
 

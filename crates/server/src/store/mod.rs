@@ -7,7 +7,8 @@ use async_trait::async_trait;
 use dorm_engine::Id;
 
 use crate::records::{
-    AgentRecord, Change, EventRecord, KeyRecord, NewAgentRecord, Slots, TemplateRecord, Workspace,
+    AgentRecord, Change, EventRecord, ImageRecord, KeyRecord, NewAgentRecord, Slots, TemplateRecord,
+    Workspace,
 };
 
 #[cfg(test)]
@@ -60,6 +61,8 @@ pub trait Store: Send + Sync + 'static {
     async fn agents(&self) -> Result<AllAgents>;
     /// Records a change of state and its event.
     async fn change_state(&self, change: &Change<'_>) -> Result<()>;
+    /// Records the memory image of an agent, or that there is none.
+    async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()>;
     /// Removes an agent and its events. Removing what is not there is no error.
     async fn delete_agent(&self, id: &Id) -> Result<()>;
     /// Newest first. A store keeps the newest thousand of each agent, and may forget older ones.

@@ -66,6 +66,7 @@ impl Server {
             slots: config.slots(),
             nameservers: config.nameservers.clone(),
             stop_grace: config.stop_grace,
+            images: config.data.join("images"),
         };
         let registry = Registry::open(parts, true).await.unwrap();
         let keys = KeyRing::new(store.clone());
@@ -83,12 +84,12 @@ impl Server {
             store,
             engine: engine.clone(),
             homes: homes.clone(),
-            registry,
+            registry: registry.clone(),
             keys,
             metrics,
             templates: Templates::new(parts),
             build_slots,
-            guests: Guests::new(engine.clone()),
+            guests: Guests::new(engine.clone(), registry),
             shutdown: CancellationToken::new(),
         });
         Self {

@@ -5,7 +5,8 @@ use sqlx::{Sqlite, Transaction};
 
 use super::{AllAgents, Result, SqliteStore, StoreError, database, rows, taken};
 use crate::records::{
-    AgentRecord, BoxChange, Change, EventRecord, NewAgentRecord, Profile, Slots, State, Status,
+    AgentRecord, BoxChange, Change, EventRecord, ImageChange, ImageRecord, NewAgentRecord, Profile, Slots,
+    State, Status,
 };
 
 /// Older events are removed now and then, so that no agent's history grows without end.
@@ -58,6 +59,7 @@ impl SqliteStore {
             profile,
             status: new.status.clone(),
             box_record: None,
+            image: None,
         })
     }
 
@@ -87,13 +89,20 @@ impl SqliteStore {
         };
         let updated = sqlx::query(
             "UPDATE agents SET state = ?, reason = ?, since = ?, \
-             box_record = CASE WHEN ? THEN ? ELSE box_record END WHERE id = ?",
+             box_record = CASE WHEN ? THEN ? ELSE box_record END, \
+             image = CASE ? WHEN 'clear' THEN NULL WHEN 'stale' THEN json_set(image, '$.current', json('false')) \
+             ELSE image END WHERE id = ?",
         )
         .bind(to.state.as_str())
         .bind(&to.reason)
         .bind(to.since)
         .bind(set)
         .bind(record)
+        .bind(match change.image {
+            ImageChange::Keep => "keep",
+            ImageChange::Stale => "stale",
+            ImageChange::Clear => "clear",
+        })
         .bind(change.agent.as_str())
         .execute(&mut *tx)
         .await
@@ -106,6 +115,22 @@ impl SqliteStore {
         }
         insert_event(&mut tx, change.agent, Some(change.from), to, change.millis).await?;
         tx.commit().await.map_err(database(DOING))
+    }
+
+    pub(super) async fn do_set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()> {
+        let updated = sqlx::query("UPDATE agents SET image = ? WHERE id = ?")
+            .bind(image.map(json))
+            .bind(agent.as_str())
+            .execute(&self.writer)
+            .await
+            .map_err(database("recorded a memory image"))?;
+        if updated.rows_affected() == 0 {
+            return Err(StoreError::NotFound {
+                kind: "agent",
+                name: agent.to_string(),
+            });
+        }
+        Ok(())
     }
 
     pub(super) async fn do_delete_agent(&self, id: &Id) -> Result<()> {

@@ -13,7 +13,8 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
-    AgentRecord, Change, EventRecord, KeyRecord, NewAgentRecord, Slots, TemplateRecord, Workspace,
+    AgentRecord, Change, EventRecord, ImageRecord, KeyRecord, NewAgentRecord, Slots, TemplateRecord,
+    Workspace,
 };
 
 mod agents;
@@ -91,6 +92,10 @@ impl Store for SqliteStore {
 
     async fn change_state(&self, change: &Change<'_>) -> Result<()> {
         self.do_change_state(change).await
+    }
+
+    async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()> {
+        self.do_set_image(agent, image).await
     }
 
     async fn delete_agent(&self, id: &Id) -> Result<()> {
