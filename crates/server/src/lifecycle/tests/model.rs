@@ -102,6 +102,8 @@ fn expected(model: Model, lifetime: Lifetime, step: Step) -> Model {
         (Step::Stop { .. }, Stopped) => model,
         (Step::Stop { .. }, Failed | Hibernated) if ephemeral => model.only_files(None),
         (Step::Stop { fails: true }, Failed | Hibernated) => model.without_box(Some(Failed)),
+        // To be deleted: it is not thawed for that.
+        (Step::Stop { fails: true }, _) if ephemeral => model.without_box(Some(Failed)),
         (Step::Stop { fails: true }, _) => model.only_files(Some(Failed)),
         (Step::Stop { fails: false }, _) => model.only_files(ended),
         (Step::Delete { fails: true }, _) => model.without_box(Some(Failed)),
@@ -303,7 +305,8 @@ async fn crowd(lifetime: Lifetime, steps: Vec<Step>) {
         .registry
         .shut_down(OnShutdown::Leave, Duration::from_secs(60))
         .await;
-    if agent.state() != State::Running {
+    // A box that ended in the last moment is the next daemon's to find.
+    if !matches!(agent.state(), State::Running | State::Standby) {
         world.assert_in_order().await;
     }
 }
