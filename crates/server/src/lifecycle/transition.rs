@@ -217,7 +217,11 @@ async fn come_to_rest(
         Err(setback) => setback.trouble.in_full(),
     };
     let status = Status::now(rest.state(), reason);
-    let image = image_change(transition, rest);
+    let image = match image_change(transition, rest) {
+        // It went on for a while before it failed.
+        ImageChange::Keep if agent.image().is_some_and(|image| !image.current) => ImageChange::Stale,
+        change => change,
+    };
     let change = Change {
         agent: &agent.profile.id,
         from: during(transition),
