@@ -25,6 +25,8 @@ harness::tests![
     several_agents_are_stopped_and_deleted_at_once_and_errors_do_not_stop_the_rest,
     exit_codes_tell_what_went_wrong,
     an_error_is_json_where_json_is_asked_for,
+    a_stop_asks_first_and_waits_for_what_was_asked,
+    a_stop_ends_what_does_not_listen,
     the_events_of_an_agent_tell_every_transition_with_its_reason,
     a_box_that_dies_leaves_its_agent_with_the_reason,
     deleted_agents_leave_no_descriptor_in_the_daemon,
@@ -156,18 +158,13 @@ fn an_agent_is_found_by_its_id_too() -> Result<()> {
 }
 
 fn bad_names_are_refused_with_a_hint() -> Result<()> {
-    let server = Server::shared()?;
+    let server = Server::start()?;
     let too_long = "a".repeat(64);
-    let before = server.remains.homes();
     for name in ["Upper", "-dash", "dash-", "1digit", "under_score", "a.b", "a b", "", "ünï", "../x", &too_long] {
         let output = server.dorm(&["new", "--no-start", "--", name])?;
-        output.refused(if output.code == 2 { 2 } else { 1 }, &["hint:"])?;
-        ensure!(!server.names()?.iter().any(|n| n == name), "{name} was made");
+        ensure!(matches!(output.code, 1 | 2) && output.stderr.contains("hint:"), "{name}: {output}");
     }
-    let homes: Vec<_> = server.remains.homes().difference(&before).cloned().collect();
-    let made: Vec<_> = server.json(&["ls"])?.as_array().cloned().unwrap_or_default();
-    let strays: Vec<_> = homes.iter().filter(|id| !made.iter().any(|a| a["id"] == id.as_str())).collect();
-    ensure!(strays.is_empty(), "homes without an agent: {strays:?}");
+    ensure!(server.names()?.is_empty() && server.remains.homes().is_empty(), "something was made");
     Ok(())
 }
 
@@ -261,6 +258,33 @@ fn an_error_is_json_where_json_is_asked_for() -> Result<()> {
     let output = Server::shared()?.dorm(&["show", "nobody-there", "--json"])?;
     let error: serde_json::Value = serde_json::from_str(output.stderr.trim()).context("stderr is JSON")?;
     ensure!(error["error"]["exit_code"] == 3 && error["error"]["message"].is_string(), "{error}");
+    Ok(())
+}
+
+fn a_stop_asks_first_and_waits_for_what_was_asked() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("polite")?;
+    let script = "trap 'sleep 0.3; echo asked > ~/asked; exit' TERM; echo ready; while :; do sleep 0.05; done";
+    let run = agent.exec_with(&["-d"], &["bash", "-c", script])?.text()?;
+    harness::eventually("the run waits", || {
+        Ok(server.dorm(&["logs", &agent.name, &run])?.stdout().contains("ready").then_some(()))
+    })?;
+    agent.stop()?;
+    ensure!(agent.sh_text("cat ~/asked")? == "asked", "its process was not asked to end, or not waited for");
+    Ok(())
+}
+
+fn a_stop_ends_what_does_not_listen() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("deaf")?;
+    let script = "trap '' TERM HUP INT; echo ready; while :; do sleep 0.05; done";
+    let run = agent.exec_with(&["-d"], &["bash", "-c", script])?.text()?;
+    harness::eventually("the run waits", || {
+        Ok(server.dorm(&["logs", &agent.name, &run])?.stdout().contains("ready").then_some(()))
+    })?;
+    server.dorm(&["stop", "--grace", "0.2", &agent.name])?.succeeded()?;
+    let left = server.remains.of_box(&agent.id);
+    ensure!(left.is_empty() && agent.state()? == "stopped", "{left:?}");
     Ok(())
 }
 

@@ -189,6 +189,7 @@ fn signalled(signal: Signal, script: &str) -> Result<(i32, String)> {
     let mut child = server
         .command(&["exec", &agent.name, "--", "bash", "-c", script])
         .stdin(Stdio::null())
+        .stderr(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()?;
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().context("piped")?));

@@ -71,6 +71,14 @@ fn refused(agent: &Agent, tries: &str) -> Result<()> {
     Ok(())
 }
 
+/// All of `tries` must be stopped by policy, whatever their arguments are worth.
+fn forbidden(agent: &Agent, tries: &str) -> Result<()> {
+    let results = probe(agent, tries)?;
+    let strange: Vec<_> = results.iter().filter(|(_, r)| r != "EPERM" && r != "ENOSYS").collect();
+    ensure!(!results.is_empty() && strange.is_empty(), "these were not forbidden: {strange:?} of {results:?}");
+    Ok(())
+}
+
 fn a_box_sees_its_own_processes_only() -> Result<()> {
     let server = Server::shared()?;
     let (agent, other) = (server.agent("own-procs")?, server.agent("other-procs")?);
@@ -170,7 +178,7 @@ for source in ("/dev/vda", "/dev/sda", "/dev/loop0", "/dev/mapper/root"):
 
 fn nothing_can_be_mounted_at_all() -> Result<()> {
     let agent = Server::shared()?.agent("mounts")?;
-    refused(
+    forbidden(
         &agent,
         r#"
 call("mount tmpfs", 165, b"none", b"/mnt", b"tmpfs", 0, 0)
@@ -194,7 +202,7 @@ call("mount_setattr", 442, -100, b"/proc/sys", 0, 0, 0)
 
 fn no_module_can_be_loaded() -> Result<()> {
     let agent = Server::shared()?.agent("modules")?;
-    refused(
+    forbidden(
         &agent,
         r#"
 call("init_module", 175, b"\x7fELF", 4, b"")
@@ -268,7 +276,7 @@ fn masked_paths_are_empty() -> Result<()> {
 fn no_namespace_can_be_made_or_entered() -> Result<()> {
     let agent = Server::shared()?.agent("namespaces")?;
     let flags = "names = dict(mnt=0x20000, cgroup=0x2000000, uts=0x4000000, ipc=0x8000000, user=0x10000000, pid=0x20000000, net=0x40000000, time=0x80)\n";
-    refused(
+    forbidden(
         &agent,
         &format!(
             r#"{flags}
@@ -296,7 +304,7 @@ for name in ("mnt", "uts", "net", "user", "pid"):
 
 fn dangerous_system_calls_are_refused() -> Result<()> {
     let agent = Server::shared()?.agent("calls")?;
-    refused(
+    forbidden(
         &agent,
         r#"
 call("bpf", 321, 0, b"\0" * 128, 128)
@@ -336,7 +344,7 @@ print("escaped" if result >= 0 or os.readlink("/proc/self/ns/uts") != before els
 
 fn a_subvolume_cannot_be_made_in_a_home() -> Result<()> {
     let agent = Server::shared()?.agent("subvolume")?;
-    refused(
+    forbidden(
         &agent,
         r#"
 home = os.open("/root", os.O_RDONLY)

@@ -19,7 +19,9 @@ macro_rules! features {
     };
 }
 
-features![agents, exec, files, isolation, runner];
+features![
+    agents, api, crash, docs, exec, files, isolation, limits, network, runner, scale, templates
+];
 
 const THREADS: usize = 3;
 

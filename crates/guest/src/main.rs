@@ -119,7 +119,9 @@ fn serve(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .thread_keep_alive(Duration::from_secs(5))
-        .thread_stack_size(1 << 20)
+        // Address space, not memory: a path has room for 2,000 folders below each other, and whoever walks
+        // through them on a small stack takes the whole box down.
+        .thread_stack_size(64 << 20)
         .max_blocking_threads(256)
         .build()?;
     runtime

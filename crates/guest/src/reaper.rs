@@ -8,33 +8,56 @@ use tokio::sync::watch;
 
 use crate::run::Runs;
 
-/// Reaps until the process ends. The channel says whether children are left.
-pub(crate) fn start(runs: Arc<Runs>) -> std::io::Result<watch::Receiver<bool>> {
+/// Tells when children were reaped.
+pub(crate) struct Reaped(watch::Receiver<()>);
+
+impl Reaped {
+    /// Waits until there is no child. Asked of the kernel each time: a child that was started since the last one
+    /// ended has sent no signal yet.
+    pub(crate) async fn all(&mut self) {
+        loop {
+            self.0.borrow_and_update();
+            if !children_left() || self.0.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Reaps until the process ends.
+pub(crate) fn start(runs: Arc<Runs>) -> std::io::Result<Reaped> {
     let mut child_signal = signal(SignalKind::child())?;
-    let (children, watched) = watch::channel(true);
+    let (rounds, watched) = watch::channel(());
     tokio::spawn(async move {
         loop {
-            let left = reap(&runs);
-            children.send_if_modified(|was| std::mem::replace(was, left) != left);
+            reap(&runs);
+            rounds.send_replace(());
             if child_signal.recv().await.is_none() {
                 return;
             }
         }
     });
-    Ok(watched)
+    Ok(Reaped(watched))
 }
 
-/// Collects every child that has ended; whether others are left.
-fn reap(runs: &Runs) -> bool {
+fn children_left() -> bool {
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::uninit();
+    // SAFETY: waitid writes one siginfo_t, which is not read. WNOWAIT leaves the child to `reap`.
+    unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), flags) == 0 }
+}
+
+/// Collects every child that has ended.
+fn reap(runs: &Runs) {
     loop {
         let mut status = 0;
         // SAFETY: waitpid writes one int. __WALL also finds children that end with another signal than SIGCHLD.
         let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG | libc::__WALL) };
         match pid {
-            0 => return true,
+            0 => return,
             pid if pid > 0 => runs.exited(pid, status),
             _ if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {}
-            _ => return false,
+            _ => return,
         }
     }
 }

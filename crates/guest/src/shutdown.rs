@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
-
 use crate::log::log;
+use crate::reaper::Reaped;
 use crate::run::{Run, Runs};
 use crate::sys;
 
@@ -25,7 +24,7 @@ fn signal_all(runs: &[Arc<Run>], signal: i32) {
     }
 }
 
-pub(crate) async fn stop(runs: &Runs, mut children: watch::Receiver<bool>) {
+pub(crate) async fn stop(runs: &Runs, mut children: Reaped) {
     log!("stopping");
     let running = runs.stop();
     signal_all(&running, libc::SIGTERM);
@@ -34,12 +33,10 @@ pub(crate) async fn stop(runs: &Runs, mut children: watch::Receiver<bool>) {
     }
     // A process that is stopped hears no other signal.
     signal_all(&running, libc::SIGCONT);
-    let gone = children.wait_for(|left| !left);
-    if tokio::time::timeout(PATIENCE, gone).await.is_err() {
+    if tokio::time::timeout(PATIENCE, children.all()).await.is_err() {
         log!("some processes did not end within {PATIENCE:?} and are killed");
         signal_all(&running, libc::SIGKILL);
-        let gone = children.wait_for(|left| !left);
-        let _ = tokio::time::timeout(Duration::from_secs(1), gone).await;
+        let _ = tokio::time::timeout(Duration::from_secs(1), children.all()).await;
     }
     let told = tokio::time::timeout(FAREWELL, tell_clients(&running)).await;
     log!(

@@ -171,6 +171,8 @@ impl Group {
                 self.write("cpu", "cpu.cfs_quota_us", &quota.max(1000).to_string())?;
                 self.write("memory", "memory.limit_in_bytes", &limits.memory.to_string())?;
                 self.write("memory", "memory.memsw.limit_in_bytes", &limits.memory.to_string()).or_else(absent)?;
+                // Buffers of sockets count as memory in version 2; here they have a limit of their own, or none at all.
+                self.write("memory", "memory.kmem.tcp.limit_in_bytes", &(limits.memory / 4).to_string()).or_else(absent)?;
                 self.write("pids", "pids.max", &limits.pids.to_string())?;
                 if let Some(((major, minor), bps)) = limits.io {
                     let line = format!("{major}:{minor} {bps}");

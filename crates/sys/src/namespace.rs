@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+use rustix::thread::{LinkNameSpaceType, Uid, UnshareFlags};
 
 /// Where the caller of [`clone_into`] finds itself afterwards.
 pub enum Cloned {
@@ -23,11 +23,20 @@ pub const BOX_NAMESPACES: i32 = libc::CLONE_NEWUSER
 /// Forks into new `namespaces`. The child becomes a child of the caller's parent, so that the caller
 /// may end while the child lives on with somebody to reap it.
 ///
+/// The user namespace belongs to the uid `owner`. Its owner also pays for it: inotify instances, message queues,
+/// pending signals, locked memory and the like count towards the limits that the host has for each user.
+/// If root owned it, one box could use up what the host's root and all other boxes have.
+///
 /// Refuses to run in a process with several threads: the child of such a process could find any
 /// lock held by a thread that it does not have.
-pub fn clone_into(namespaces: i32) -> io::Result<Cloned> {
+pub fn clone_into(namespaces: i32, owner: u32) -> io::Result<Cloned> {
+    act_as(Uid::from_raw(owner))?;
     // With CLONE_PARENT the exit signal is the caller's own, and must be given as 0.
-    clone_with((namespaces | libc::CLONE_PARENT) as u64)
+    let cloned = clone_with((namespaces | libc::CLONE_PARENT) as u64);
+    if !matches!(cloned, Ok(Cloned::Child)) {
+        act_as(Uid::ROOT)?;
+    }
+    cloned
 }
 
 /// Forks with `flags`, whose lowest byte is the exit signal.
@@ -57,6 +66,14 @@ fn clone_with(flags: u64) -> io::Result<Cloned> {
         0 => Ok(Cloned::Child),
         child => Ok(Cloned::Parent { child: child as i32 }),
     }
+}
+
+/// Makes `uid` the effective one of the calling thread, which keeps its capabilities.
+fn act_as(uid: Uid) -> io::Result<()> {
+    rustix::thread::set_thread_res_uid(Uid::ROOT, uid, Uid::ROOT)?;
+    let mut capabilities = rustix::thread::capabilities(None)?;
+    capabilities.effective = capabilities.permitted;
+    Ok(rustix::thread::set_capabilities(None, capabilities)?)
 }
 
 /// A new user namespace that maps its ids 0 to 65,535 to those from `base` on. It lives as long as the descriptor.

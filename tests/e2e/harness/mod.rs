@@ -19,6 +19,7 @@ use libtest_mimic::{Completion, Failed, Trial};
 mod agent;
 mod archive;
 mod cli;
+mod host;
 mod outside;
 mod pty;
 mod remains;
@@ -30,12 +31,11 @@ mod world;
 
 pub(crate) use agent::Agent;
 pub(crate) use archive::{TarFile, rootfs, tar};
-pub(crate) use cli::{Output, binary, run};
+pub(crate) use cli::{Output, run};
 pub(crate) use outside::{Outside, answers_peer_address, resolver_address};
 pub(crate) use pty::Terminal;
-pub(crate) use remains::Remains;
 pub(crate) use server::{Options, Server};
-pub(crate) use wait::{eventually, eventually_within};
+pub(crate) use wait::eventually;
 pub(crate) use web::Reply;
 pub(crate) use world::World;
 

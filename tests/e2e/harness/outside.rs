@@ -21,9 +21,9 @@ pub(crate) struct Outside {
 
 static OUTSIDE: OnceLock<Result<Outside, String>> = OnceLock::new();
 
-/// Eight addresses out of 203.0.113.0/24, by the runner's pid.
+/// Eight addresses out of 203.0.113.0/24 for each run.
 fn address(last: u32) -> Ipv4Addr {
-    Ipv4Addr::from_bits(Ipv4Addr::new(203, 0, 113, 0).to_bits() + std::process::id() % 31 * 8 + last)
+    Ipv4Addr::from_bits(Ipv4Addr::new(203, 0, 113, 0).to_bits() + World::get().slot * 8 + last)
 }
 
 /// Where the tests' servers send the DNS queries of boxes.
@@ -43,16 +43,15 @@ impl Outside {
     }
 
     fn make() -> Result<Self> {
+        World::get().goes_on()?;
         let (namespace, interface) = names(&std::process::id().to_string());
-        let private = Ipv4Addr::new(10, 99, (std::process::id() % 250) as u8, 2);
+        let private = Ipv4Addr::new(10, 99, World::get().slot as u8, 2);
         let outside = Self {
             namespace,
             host: address(1),
             public: address(2),
             private,
         };
-        // A run that crashed is cleaned up by its work directory, which must be there first.
-        debug_assert!(World::get().root.exists());
         let ip = |args: &str| command("ip", &args.split(' ').collect::<Vec<_>>());
         let (ns, host, public) = (&outside.namespace, outside.host, outside.public);
         ip(&format!("netns add {ns}"))?;
@@ -99,9 +98,8 @@ pub(crate) fn answers_peer_address(listener: TcpListener) -> Result<SocketAddr> 
     let address = listener.local_addr()?;
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let peer = |mut stream: TcpStream| -> Result<()> {
-                Ok(writeln!(stream, "{}", stream.peer_addr()?.ip())?)
-            };
+            let peer =
+                |mut stream: TcpStream| stream.write_all(stream.peer_addr()?.ip().to_string().as_bytes());
             // A client that has gone has nothing to complain of.
             let _ = peer(stream);
         }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
 
+use super::host::{all_processes, kill, mounts_below, processes_naming, words};
 use super::wait::eventually;
 use super::world::command;
 
@@ -42,13 +42,10 @@ impl Remains {
         candidates.map(|c| c.join(&name)).filter(|c| c.is_dir()).collect()
     }
 
-    /// Ids of boxes that have a cgroup.
+    /// Ids of boxes that have a cgroup. What the daemon keeps ready for the next box is none.
     pub(crate) fn boxes(&self) -> BTreeSet<String> {
-        let groups = self.cgroups().into_iter().flat_map(|g| children(&g));
-        groups
-            .filter(|g| g.is_dir())
-            .filter_map(|g| g.file_name()?.to_str().map(str::to_owned))
-            .collect()
+        let groups = self.cgroups().into_iter().flat_map(|group| groups_in(&group));
+        groups.filter(|name| !name.starts_with("spare-")).collect()
     }
 
     /// Processes of boxes, as the host numbers them.
@@ -72,11 +69,29 @@ impl Remains {
             .collect()
     }
 
-    pub(crate) fn table(&self) -> Result<bool> {
-        let name = format!("dorm_{}", self.instance);
-        Ok(command("nft", &["list", "tables"])?
+    /// Tables of the daemon's firewall, as `family name`.
+    fn tables(&self) -> Result<Vec<String>> {
+        let name = format!(" dorm_{}", self.instance);
+        let all = command("nft", &["list", "tables"])?;
+        Ok(all
             .lines()
-            .any(|line| line.ends_with(&format!(" {name}"))))
+            .filter(|l| l.ends_with(&name))
+            .filter_map(|l| l.strip_prefix("table "))
+            .map(str::to_owned)
+            .collect())
+    }
+
+    /// Blocks of addresses that the daemon claims, by a route whose metric is its number.
+    fn claims(&self) -> Result<Vec<String>> {
+        let metric = 0x0100_0000 | u32::from_str_radix(&self.instance, 16)?;
+        let all = command("ip", &["route", "show", "type", "unreachable"])?;
+        let own = all
+            .lines()
+            .filter(|l| l.split_whitespace().any(|word| word == metric.to_string()));
+        Ok(own
+            .filter_map(|l| l.split_whitespace().nth(1))
+            .map(str::to_owned)
+            .collect())
     }
 
     /// Homes on disk, agents' and unfinished templates' alike.
@@ -146,11 +161,8 @@ impl Remains {
 
     /// What is there of daemon and boxes after an orderly end, files aside.
     pub(crate) fn of_daemon(&self) -> Result<Vec<String>> {
-        let mut found: Vec<String> = self
-            .cgroups()
-            .iter()
-            .map(|g| format!("cgroup {}", g.display()))
-            .collect();
+        let in_words = |group: &PathBuf| format!("cgroup {} with {:?}", group.display(), groups_in(group));
+        let mut found: Vec<String> = self.cgroups().iter().map(in_words).collect();
         found.extend(
             self.processes()
                 .iter()
@@ -169,9 +181,8 @@ impl Remains {
                 .iter()
                 .map(|name| format!("temporary file {name}")),
         );
-        if self.table()? {
-            found.push(format!("nft table dorm_{}", self.instance));
-        }
+        found.extend(self.tables()?.iter().map(|name| format!("nft table {name}")));
+        found.extend(self.claims()?.iter().map(|range| format!("claim of {range}")));
         Ok(found)
     }
 
@@ -192,11 +203,11 @@ impl Remains {
             // It may go by itself in this moment, with its namespace.
             let _ = command("ip", &["link", "delete", &interface]);
         }
-        if self.table()? {
-            command(
-                "nft",
-                &["delete", "table", "inet", &format!("dorm_{}", self.instance)],
-            )?;
+        for table in self.tables()? {
+            command("nft", &["delete", &format!("table {table}")])?;
+        }
+        for range in self.claims()? {
+            command("ip", &["route", "delete", "unreachable", &range])?;
         }
         for at in mounts_below(&self.data)?.into_iter().rev() {
             command("umount", &[&at])?;
@@ -224,19 +235,20 @@ fn remove_group(group: &Path) -> Result<()> {
     bail!("{} stays busy", group.display())
 }
 
-pub(crate) fn kill(pid: i32) {
-    if let Some(pid) = Pid::from_raw(pid) {
-        // It may have ended by itself.
-        let _ = kill_process(pid, Signal::KILL);
-    }
-}
-
 fn children(directory: &Path) -> Vec<PathBuf> {
     fs::read_dir(directory)
         .into_iter()
         .flatten()
         .flatten()
         .map(|e| e.path())
+        .collect()
+}
+
+/// Names of the groups in a group.
+fn groups_in(group: &Path) -> BTreeSet<String> {
+    let groups = children(group).into_iter().filter(|g| g.is_dir());
+    groups
+        .filter_map(|g| g.file_name()?.to_str().map(str::to_owned))
         .collect()
 }
 
@@ -250,43 +262,4 @@ fn names_in(directory: &Path) -> BTreeSet<String> {
         .iter()
         .filter_map(|p| p.file_name()?.to_str().map(str::to_owned))
         .collect()
-}
-
-pub(crate) fn all_processes() -> Vec<i32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter_map(|e| e.file_name().to_str()?.parse().ok())
-        .collect()
-}
-
-fn words(pid: i32) -> String {
-    let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&raw).replace('\0', " ").trim().to_owned()
-}
-
-/// Processes that were started with a path at or below `root` as an argument: daemons and their clients.
-pub(crate) fn processes_naming(root: &Path) -> Result<Vec<i32>> {
-    let root = root.to_string_lossy().into_owned();
-    let own = std::process::id() as i32;
-    let names = |pid: i32| {
-        let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let text = String::from_utf8_lossy(&raw).into_owned();
-        text.split('\0')
-            .any(|word| word == root || word.starts_with(&format!("{root}/")))
-    };
-    Ok(all_processes()
-        .into_iter()
-        .filter(|pid| *pid != own && names(*pid))
-        .collect())
-}
-
-/// Mount points at or below `root`, outer ones first.
-pub(crate) fn mounts_below(root: &Path) -> Result<Vec<String>> {
-    let root = root.to_string_lossy().into_owned();
-    let text = fs::read_to_string("/proc/self/mountinfo")?;
-    let points = text.lines().filter_map(|line| line.split(' ').nth(4));
-    Ok(points
-        .filter(|at| *at == root || at.starts_with(&format!("{root}/")))
-        .map(str::to_owned)
-        .collect())
 }

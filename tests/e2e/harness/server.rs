@@ -30,8 +30,6 @@ pub(crate) struct Options {
     pub(crate) bare: bool,
     /// Keep the data directory beside the btrfs, so that the server needs a pool of its own.
     pub(crate) beside_pool: bool,
-    /// Lines for the configuration file, above its tables.
-    pub(crate) config: String,
 }
 
 pub(crate) struct Server {
@@ -93,20 +91,24 @@ impl Server {
         };
         let data = place.join(format!("{label}-{number}"));
         fs::create_dir(&data)?;
-        let pid = std::process::id();
-        let port = free_port(FIRST_PORT + (pid % 40) * 200 + number * 3)?;
+        let port = free_port(FIRST_PORT + world.slot * 300 + number * 3)?;
         let on_shutdown = if options.leave_boxes { "leave" } else { "stop" };
         let resolvers = if options.bare {
             String::new()
         } else {
             format!("\"{}\"", outside::resolver_address())
         };
+        // What tests build is kept nowhere: only `base` is worth it.
+        let templates = if options.bare || options.beside_pool {
+            ""
+        } else {
+            "[templates]\ncache = \"\"\n"
+        };
         let config = format!(
             "listen = \"127.0.0.1:{port}\"\non_shutdown = \"{on_shutdown}\"\nstop_grace = 2\nmax_agents = {AGENTS}\n\
-             first_uid = {}\n{}\n[network]\nrange = \"10.{}.{}.0/22\"\nnameservers = [{resolvers}]\n",
+             first_uid = {}\n[network]\nrange = \"10.{}.{}.0/22\"\nnameservers = [{resolvers}]\n{templates}",
             FIRST_UID + number * (AGENTS + 8) * 65_536,
-            options.config,
-            160 + pid % 48,
+            160 + world.slot,
             number * 4,
         );
         fs::write(data.join("config.toml"), config)?;
@@ -146,6 +148,7 @@ impl Server {
     /// Starts a daemon on this data directory and returns at once.
     pub(crate) fn spawn(&self, env: &[(&str, &str)]) -> Result<Child> {
         use std::os::unix::process::CommandExt;
+        World::get().goes_on()?;
         let log = fs::File::options().create(true).append(true).open(&self.log)?;
         Command::new(cli::binary())
             .args(["serve", "--data"])

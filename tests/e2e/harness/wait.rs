@@ -8,16 +8,8 @@ use anyhow::{Result, bail};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Asks until the answer is there, and fails with `what` if it never comes.
-pub(crate) fn eventually<T>(what: &str, ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    eventually_within(PATIENCE, what, ask)
-}
-
-pub(crate) fn eventually_within<T>(
-    patience: Duration,
-    what: &str,
-    mut ask: impl FnMut() -> Result<Option<T>>,
-) -> Result<T> {
-    let until = Instant::now() + patience;
+pub(crate) fn eventually<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let until = Instant::now() + PATIENCE;
     loop {
         if let Some(answer) = ask()? {
             return Ok(answer);

@@ -9,15 +9,21 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::outside;
-use super::remains::{self, Remains};
+use super::remains::Remains;
+use super::{host, outside};
 
 const PARENT: &str = "/var/tmp";
 const PREFIX: &str = "dorm-e2e-";
 const POOL_SIZE: u64 = 16 << 30;
+/// Runs that may go on at the same time.
+const RUNS: u32 = 31;
 
 pub(crate) struct World {
     pub(crate) root: PathBuf,
+    /// Tells apart the ports and addresses of runs that go on at the same time.
+    pub(super) slot: u32,
+    /// Locked for as long as this process lives.
+    _slot: fs::File,
     servers: AtomicU32,
     ending: AtomicBool,
 }
@@ -39,8 +45,11 @@ impl World {
         clean_up_after_crashes()?;
         let root = Path::new(PARENT).join(format!("{PREFIX}{}", std::process::id()));
         fs::create_dir(&root).with_context(|| format!("cannot make {}", root.display()))?;
+        let (slot, held) = take_slot()?;
         let world = World {
             root,
+            slot,
+            _slot: held,
             servers: AtomicU32::new(0),
             ending: AtomicBool::new(false),
         };
@@ -58,9 +67,15 @@ impl World {
         self.root.join("pool")
     }
 
+    /// Refuses to start anything once the run is being ended.
+    pub(super) fn goes_on(&self) -> Result<()> {
+        ensure!(!self.ending.load(Ordering::SeqCst), "the run is being ended");
+        Ok(())
+    }
+
     /// Counts servers, so that each has a port, addresses and uids of its own.
     pub(super) fn next_server(&self) -> Result<u32> {
-        ensure!(!self.ending.load(Ordering::SeqCst), "the run is being ended");
+        self.goes_on()?;
         Ok(self.servers.fetch_add(1, Ordering::SeqCst))
     }
 
@@ -72,24 +87,53 @@ impl World {
             eprintln!("kept: {}", world.root.display());
             return;
         }
-        if let Err(error) = destroy(&world.root) {
-            eprintln!("{} is not cleaned up: {error:#}", world.root.display());
+        // Tests that are still under way after an interrupt clean up too, and may be quicker at this or that.
+        let mut tries = 0;
+        while let Err(error) = destroy(&world.root) {
+            tries += 1;
+            if tries == 20 {
+                eprintln!("{} is not cleaned up: {error:#}", world.root.display());
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(250));
         }
+        outside::destroy(&world.root);
     }
 }
 
+fn take_slot() -> Result<(u32, fs::File)> {
+    let folder = Path::new(PARENT).join("dorm-e2e.slots");
+    fs::create_dir_all(&folder)?;
+    for slot in 0..RUNS {
+        let file = fs::File::create(folder.join(slot.to_string()))?;
+        if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return Ok((slot, file));
+        }
+    }
+    bail!("{RUNS} runs of these tests go on already")
+}
+
 fn clean_up_after_crashes() -> Result<()> {
-    for entry in fs::read_dir(PARENT)? {
-        let entry = entry?;
+    let of_crashed = |entry: &fs::DirEntry| {
         let name = entry.file_name();
         let pid = name
             .to_str()
             .and_then(|n| n.strip_prefix(PREFIX))
             .and_then(|n| n.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !runs_tests(pid)) {
-            eprintln!("cleaning up after an earlier run: {}", entry.path().display());
-            destroy(&entry.path())?;
-        }
+        pid.is_some_and(|pid| !runs_tests(pid))
+    };
+    for entry in fs::read_dir(PARENT)?.flatten().filter(of_crashed) {
+        eprintln!("cleaning up after an earlier run: {}", entry.path().display());
+        destroy(&entry.path())?;
+    }
+    // A namespace has the name of its run's work directory, which may be gone already.
+    for entry in fs::read_dir("/run/netns")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(of_crashed)
+    {
+        outside::destroy(&entry.path());
     }
     Ok(())
 }
@@ -106,14 +150,14 @@ fn runs_tests(pid: u32) -> bool {
 }
 
 fn destroy(root: &Path) -> Result<()> {
-    for pid in remains::processes_naming(root)? {
-        remains::kill(pid);
+    for pid in host::processes_naming(root)? {
+        host::kill(pid);
     }
     for data in data_directories(root) {
         Remains::of(&data).destroy()?;
     }
     outside::destroy(root);
-    for at in remains::mounts_below(root)?.into_iter().rev() {
+    for at in host::mounts_below(root)?.into_iter().rev() {
         command("umount", &["--lazy", &at])?;
     }
     fs::remove_dir_all(root).with_context(|| format!("cannot remove {}", root.display()))

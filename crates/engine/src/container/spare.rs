@@ -1,12 +1,14 @@
 //! A launcher that waits for its box.
 //!
 //! Two things that take milliseconds can be done before anybody asks for a box: starting the launcher,
-//! and making it a member of a cgroup, for which the kernel waits until every core has passed a quiet point. So one
-//! launcher is always kept ready. Where groups can be renamed (version 1), it is a member of a group already, which gets
-//! the name of the box when there is one.
+//! and making it a member of a cgroup, for which the kernel waits until every core has passed a quiet point. So a
+//! few launchers are always kept ready. Where groups can be renamed (version 1), each is a member of a group already, which
+//! gets the name of the box when there is one.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use dorm_sys::cgroup::{Group, GroupLimits, Hierarchy};
 use tokio::process::Child;
@@ -18,13 +20,20 @@ use crate::{Id, Result};
 
 /// First characters of the names of groups whose box is not there yet.
 const PREFIX: &str = "spare-";
+/// How many launchers wait.
+const READY: usize = 2;
+const LEAVING: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub(super) struct Spares {
     launcher: PathBuf,
     filter: Vec<u8>,
     cgroups: Hierarchy,
-    ready: Mutex<Option<Spare>>,
+    ready: Mutex<Vec<Spare>>,
+    /// Held while a spare is made ready: one at a time is enough, and the end waits for it.
+    refilling: tokio::sync::Mutex<()>,
+    closed: AtomicBool,
 }
 
 /// A launcher, and the group that it is in.
@@ -35,61 +44,85 @@ pub(super) struct Spare {
     group: Option<SpareGroup>,
 }
 
-/// Removed with the spare, unless a box took it over.
+/// Is to be removed, unless a box takes it over.
 #[derive(Debug)]
 struct SpareGroup {
     cgroups: Hierarchy,
     name: String,
 }
 
-impl Drop for SpareGroup {
-    fn drop(&mut self) {
-        let _ = self.cgroups.group(&self.name).remove();
+impl SpareGroup {
+    async fn remove(self) {
+        // An ended process leaves its group a little later.
+        for _ in 0..LEAVING.as_millis() / PAUSE.as_millis() {
+            if self.cgroups.group(&self.name).remove().is_ok() {
+                return;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        tracing::warn!(group = self.name, "a group of processes that have ended cannot be removed");
     }
 }
 
 impl Spares {
     pub(super) fn new(launcher: PathBuf, filter: Vec<u8>, cgroups: Hierarchy) -> Arc<Self> {
         // What an earlier daemon kept ready went with it, but for the group.
-        for name in cgroups.list().unwrap_or_default().iter().filter(|name| name.starts_with(PREFIX)) {
-            let _ = cgroups.group(name).remove();
+        for name in cgroups.list().unwrap_or_default().into_iter().filter(|name| name.starts_with(PREFIX)) {
+            tokio::spawn(SpareGroup { cgroups: cgroups.clone(), name }.remove());
         }
-        let spares = Arc::new(Self { launcher, filter, cgroups, ready: Mutex::default() });
+        let (ready, refilling, closed) = Default::default();
+        let spares = Arc::new(Self { launcher, filter, cgroups, ready, refilling, closed });
         spares.refill();
         spares
     }
 
-    /// The spare launcher, or a new one; another is made ready meanwhile.
+    /// A spare launcher, or a new one; others are made ready meanwhile.
     pub(super) async fn take(self: &Arc<Self>) -> Result<Spare> {
-        let mut ready = self.ready().take();
-        let alive = ready.as_mut().is_some_and(|s| s.process.try_wait().is_ok_and(|ended| ended.is_none()));
-        let spare = match ready.filter(|_| alive) {
-            Some(spare) => Ok(spare),
-            None => self.prepare().await,
+        let mut spare = self.ready().pop();
+        if spare.is_none() {
+            // The one that is being made comes sooner than another would.
+            let _made = self.refilling.lock().await;
+            spare = self.ready().pop();
+        }
+        let alive = spare.as_mut().is_some_and(|s| s.process.try_wait().is_ok_and(|ended| ended.is_none()));
+        let spare = match spare {
+            Some(spare) if alive => Ok(spare),
+            dead => {
+                if let Some(dead) = dead {
+                    dead.end().await;
+                }
+                self.prepare().await
+            }
         };
         self.refill();
         spare
     }
 
-    /// Ends the spare launcher.
+    /// Ends the spare launchers, and makes no others.
     pub(super) async fn close(&self) {
-        let spare = self.ready().take();
-        if let Some(Spare { mut process, socket, group }) = spare {
-            drop(socket);
-            let _ = process.wait().await;
-            drop(group);
+        self.closed.store(true, Ordering::SeqCst);
+        let _made = self.refilling.lock().await;
+        let spares = std::mem::take(&mut *self.ready());
+        for spare in spares {
+            spare.end().await;
         }
     }
 
     fn refill(self: &Arc<Self>) {
         let spares = Arc::clone(self);
         tokio::spawn(async move {
-            match spares.prepare().await {
-                Ok(spare) => {
-                    let surplus = spares.ready().replace(spare);
-                    drop(surplus);
+            loop {
+                let _alone = spares.refilling.lock().await;
+                if spares.closed.load(Ordering::SeqCst) || spares.ready().len() >= READY {
+                    return;
                 }
-                Err(error) => tracing::warn!(error = %crate::chain(&error), "no launcher could be made ready"),
+                match spares.prepare().await {
+                    Ok(spare) => spares.ready().push(spare),
+                    Err(error) => {
+                        tracing::warn!(error = %crate::chain(&error), "no launcher could be made ready");
+                        return;
+                    }
+                }
             }
         });
     }
@@ -99,9 +132,19 @@ impl Spares {
             true => Some(self.make_group()?),
             false => None,
         };
-        let (socket, theirs) = PacketSocket::pair().map_err(|e| failed("was prepared")(e.into()))?;
-        let process = launch::spawn(&self.launcher, theirs, std::process::Stdio::null())
-            .map_err(|e| failed("was prepared")(e.into()))?;
+        let spawned = PacketSocket::pair().and_then(|(socket, theirs)| {
+            let process = launch::spawn(&self.launcher, theirs, std::process::Stdio::null())?;
+            Ok((process, socket))
+        });
+        let (process, socket) = match spawned {
+            Ok(spawned) => spawned,
+            Err(error) => {
+                if let Some(group) = group {
+                    group.remove().await;
+                }
+                return Err(failed("was prepared")(error.into()));
+            }
+        };
         let spare = Spare { process, socket, group };
         let join = spare.group.as_ref().map(|g| self.cgroups.group(&g.name).join_files()).unwrap_or_default();
         let said = async {
@@ -109,11 +152,15 @@ impl Spares {
             spare.socket.send(&self.filter).await?;
             spare.socket.receive().await
         };
-        let said = said.await.map_err(|e| failed("was prepared")(e.into()))?;
-        match serde_json::from_slice(&said) {
-            Ok(Report::Prepared) => Ok(spare),
-            _ => Err(failed("was prepared")(super::start::reason(&said).into())),
-        }
+        let refused = match said.await {
+            Ok(said) => match serde_json::from_slice(&said) {
+                Ok(Report::Prepared) => return Ok(spare),
+                _ => failed("was prepared")(super::start::reason(&said).into()),
+            },
+            Err(error) => failed("was prepared")(error.into()),
+        };
+        spare.end().await;
+        Err(refused)
     }
 
     fn make_group(&self) -> Result<SpareGroup> {
@@ -122,12 +169,22 @@ impl Spares {
         Ok(group)
     }
 
-    fn ready(&self) -> std::sync::MutexGuard<'_, Option<Spare>> {
+    fn ready(&self) -> std::sync::MutexGuard<'_, Vec<Spare>> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Spare {
+    /// Ends the launcher and removes its group.
+    async fn end(self) {
+        let Self { mut process, socket, group } = self;
+        drop(socket);
+        let _ = process.wait().await;
+        if let Some(group) = group {
+            group.remove().await;
+        }
+    }
+
     /// Gives the launcher's group, or a new one that it has yet to join, to the box `id`.
     pub(super) fn claim(&mut self, cgroups: &Hierarchy, id: &Id, limits: &GroupLimits) -> Result<(Group, Vec<PathBuf>)> {
         let failed = |e: std::io::Error| failed("was given its limits")(e.into());

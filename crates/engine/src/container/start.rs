@@ -65,8 +65,9 @@ impl Container {
     }
 
     async fn bring_up(&self, spec: &BoxSpec) -> Result<(LiveBox, BoxRecord)> {
+        let limits = self.group_limits(&spec.limits)?;
         let mut launcher = self.spares.take().await?;
-        let (group, join) = launcher.claim(&self.cgroups, &spec.id, &self.group_limits(&spec.limits)?)?;
+        let (group, join) = launcher.claim(&self.cgroups, &spec.id, &limits)?;
         let launch = launch::Spec {
             home: self.pool.home_path(&spec.id),
             uid_base: spec.uid_base,

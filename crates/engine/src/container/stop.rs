@@ -38,12 +38,18 @@ impl Container {
         let network = self.network.detach(id);
         let processes = async {
             loop {
-                for pid in group.processes().map_err(failed())? {
-                    // A pid that is gone by now needs no killing.
-                    let Ok(process) = Process::open(pid) else { continue };
+                // A pid that is gone by now needs no killing.
+                let listed = group.processes().map_err(failed())?;
+                let mut listed: Vec<Process> = listed.into_iter().filter_map(|pid| Process::open(pid).ok()).collect();
+                // One that went to a stranger before it was opened is not in the group now.
+                let members = group.processes().map_err(failed())?;
+                listed.retain(|process| members.binary_search(&process.pid).is_ok() || process.reap().is_some());
+                for process in &listed {
                     let _ = process.signal(Signal::KILL);
-                    let _ = group.thaw();
-                    let _ = tokio::time::timeout(GONE_WITHIN, ended(&process)).await;
+                }
+                let _ = group.thaw();
+                for process in &listed {
+                    let _ = tokio::time::timeout(GONE_WITHIN, ended(process)).await;
                 }
                 match group.remove() {
                     Ok(()) => return Ok(()),

@@ -207,7 +207,7 @@ fn launch() -> Result<(), Failure> {
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .step("make a socket pair")?;
-    match namespace::clone_into(namespace::BOX_NAMESPACES).step("make the namespaces")? {
+    match namespace::clone_into(namespace::BOX_NAMESPACES, spec.uid_base).step("make the namespaces")? {
         Cloned::Child => {
             drop(ours);
             let failed = match become_box(&spec, filter.as_ref(), theirs) {

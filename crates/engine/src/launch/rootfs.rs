@@ -33,6 +33,10 @@ pub(crate) fn masked_files() -> impl Iterator<Item = &'static str> {
 /// Readable only.
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
+/// Pseudoterminals of one box. The kernel has 4096 for the whole host, of which the host keeps 1024 for itself.
+const TERMINALS: u32 = 256;
+const PTS: &str = "ptmxmode=0666,mode=0620,gid=5";
+
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Raised by the launcher, which may: a box may lower them and raise them up to these again.
@@ -82,7 +86,7 @@ pub(super) fn enter(mounts: Vec<Detached>, hostname: &str, boot_id: &str, tmpfs_
     }
     mount("tmpfs", "/run", MountFlags::NOSUID | MountFlags::NODEV, &format!("mode=755,size={}", tmpfs_bytes / 2))?;
     mount("tmpfs", "/dev", MountFlags::NOSUID | MountFlags::NOEXEC, "mode=755,size=1m")?;
-    mount("devpts", "/dev/pts", MountFlags::NOSUID | MountFlags::NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5")?;
+    mount("devpts", "/dev/pts", MountFlags::NOSUID | MountFlags::NOEXEC, &format!("newinstance,max={TERMINALS},{PTS}"))?;
     mount("tmpfs", "/dev/shm", plain, &format!("mode=1777,size={tmpfs_bytes}"))?;
     leave(host)?;
 
@@ -144,6 +148,10 @@ fn leave(host: rustix::fd::OwnedFd) -> Result<(), Failure> {
 
 fn mount(kind: &str, at: &str, flags: MountFlags, options: &str) -> Result<(), Failure> {
     let options = std::ffi::CString::new(options).map_err(io::Error::from).step("mount")?;
+    // A link, which only an imported image can have here, might lead elsewhere by the time that parts are hidden.
+    if fs::symlink_metadata(at).is_ok_and(|found| !found.is_dir()) {
+        fs::remove_file(at).step(&format!("clear {at}"))?;
+    }
     make_dir(at).step(&format!("make {at}"))?;
     rustix::mount::mount(kind, at, kind, flags, Some(options.as_c_str())).step(&format!("mount {at}"))
 }

@@ -2,6 +2,9 @@
 //!
 //! No rule names a box. The kernel's own routes say which address belongs behind which interface, and that is
 //! what the source check asks; so starting and stopping a box changes nothing here.
+//!
+//! Boxes have no need to ask for hardware addresses. Answering them would tell which addresses the host has, and every
+//! question leaves an entry for its sender in the host's one neighbour table, which a box could fill.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -15,6 +18,9 @@ use crate::{EngineError, Result};
 /// Private, shared, link-local, loopback, multicast, documentation-only benchmarks and reserved.
 const OUT_OF_BOUNDS: &str = "0.0.0.0/8, 10.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 169.254.0.0/16, 172.16.0.0/12, \
     192.0.0.0/24, 192.168.0.0/16, 198.18.0.0/15, 224.0.0.0/4, 240.0.0.0/4";
+
+/// How fast one box may open connections. The host's table of them is shared, and a box that fills it would cut off all others.
+const NEW_CONNECTIONS: &str = "500/second burst 2000 packets";
 
 /// First characters of the host's interfaces of one daemon's boxes.
 pub(super) fn interface_prefix(instance: &str) -> String {
@@ -38,6 +44,11 @@ fn ruleset(instance: &str, range: &Range, resolvers: &[Ipv4Addr]) -> String {
         r#"table inet {table}
 delete table inet {table}
 table inet {table} {{
+  set openers {{
+    type ipv4_addr
+    flags dynamic
+    timeout 1m
+  }}
   chain own_address {{
     type filter hook prerouting priority raw; policy accept;
     iifname {boxes} meta nfproto ipv6 drop
@@ -56,7 +67,8 @@ table inet {table} {{
     oifname {boxes} iifname != {boxes} ct state established,related accept
     oifname {boxes} reject with icmpx admin-prohibited
     iifname {boxes} ct state established,related accept
-    iifname {boxes} ct status dnat accept
+    iifname {boxes} update @openers {{ ip saddr limit rate over {NEW_CONNECTIONS} }} drop
+    iifname {boxes} ct status dnat ct original ip daddr {GATEWAY} accept
     iifname {boxes} ip daddr {{ {OUT_OF_BOUNDS} }} reject with icmpx admin-prohibited
     iifname {boxes} fib daddr type != unicast drop
   }}
@@ -65,18 +77,28 @@ table inet {table} {{
     ip saddr {range} oifname != {boxes} masquerade
   }}
 }}
+table arp {table}
+delete table arp {table}
+table arp {table} {{
+  chain questions {{
+    type filter hook input priority 0; policy accept;
+    iifname {boxes} arp operation != reply drop
+  }}
+}}
 "#
     )
 }
 
-/// Replaces the table in one transaction: at no moment are boxes without it.
+/// Replaces the tables in one transaction: at no moment are boxes without them.
 pub(super) async fn load(instance: &str, range: &Range, resolvers: &[Ipv4Addr]) -> Result<()> {
     nft(&ruleset(instance, range, resolvers)).await.map_err(EngineError::io("cannot load the firewall of boxes"))
 }
 
 pub(super) async fn unload(instance: &str) {
     let table = table(instance);
-    let _ = nft(&format!("table inet {table}\ndelete table inet {table}\n")).await;
+    for family in ["inet", "arp"] {
+        let _ = nft(&format!("table {family} {table}\ndelete table {family} {table}\n")).await;
+    }
 }
 
 async fn nft(rules: &str) -> io::Result<()> {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use connectrpc::{ConnectError, RequestContext, Response, ServiceRequest, ServiceResult, ServiceStream};
-use dorm_proto::filesystem::watch_dir_response::{Event, KeepAlive, StartEvent};
+use dorm_proto::filesystem::watch_dir_response::Event;
 use dorm_proto::filesystem::{
     CreateWatcherRequest, CreateWatcherResponse, Filesystem, GetWatcherEventsRequest,
     GetWatcherEventsResponse, ListDirRequest, ListDirResponse, MakeDirRequest, MakeDirResponse, MoveRequest,
@@ -161,7 +161,7 @@ impl Filesystem for Service {
             .watch(&ctx, request.path, request.recursive, request.include_entry)
             .await?;
         let keepalive = request::keepalive(ctx.headers());
-        let start = watch_event(Event::Start(Box::new(StartEvent::default())));
+        let start = watch_event(Event::Start(Box::default()));
         Response::stream_ok(stream::unfold(
             (watch, vec![start].into_iter(), false),
             move |(mut watch, mut pending, failed)| async move {
@@ -184,7 +184,7 @@ impl Filesystem for Service {
                             }
                         },
                         () = tokio::time::sleep(keepalive) => {
-                            pending = vec![watch_event(Event::Keepalive(Box::new(KeepAlive::default())))].into_iter();
+                            pending = vec![watch_event(Event::Keepalive(Box::default()))].into_iter();
                         }
                     }
                 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use connectrpc::ConnectError;
 use dorm_proto::process::ProcessEvent;
 use dorm_proto::process::process_event::data_event::Output;
-use dorm_proto::process::process_event::{DataEvent, Event, KeepAlive, StartEvent};
+use dorm_proto::process::process_event::{DataEvent, Event, StartEvent};
 use futures_util::stream::{Stream, unfold};
 
 use super::Run;
@@ -90,7 +90,7 @@ impl Attached {
                     }
                 }),
                 () = tokio::time::sleep(self.keepalive) => {
-                    Some(Ok(event(Event::Keepalive(Box::new(KeepAlive::default())))))
+                    Some(Ok(event(Event::Keepalive(Box::default()))))
                 }
             },
             Phase::Done => None,

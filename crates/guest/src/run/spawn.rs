@@ -9,8 +9,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::sync::{LazyLock, Mutex};
 
 use crate::sys;
 
@@ -56,6 +56,7 @@ struct Plan<'a> {
     argv: Vec<*const c_char>,
     envp: Vec<*const c_char>,
     switch_user: bool,
+    oom_score: &'static CStr,
     failed_step: AtomicU8,
     errno: AtomicI32,
 }
@@ -76,6 +77,7 @@ pub(super) fn spawn(launch: &Launch) -> Result<i32, SpawnError> {
         argv: pointers(&launch.args),
         envp: pointers(&launch.env),
         switch_user: sys::is_root(),
+        oom_score: &OOM_SCORE,
         failed_step: AtomicU8::new(0),
         errno: AtomicI32::new(0),
     };
@@ -172,7 +174,7 @@ fn prepare(plan: &Plan<'_>) -> Result<(), (Step, i32)> {
                 libc::syscall(libc::SYS_ioctl, 0, libc::TIOCSCTTY, 0),
             )?;
         }
-        prefer_to_die();
+        prefer_to_die(plan.oom_score);
         for (resource, value) in &launch.limits {
             limit(*resource, *value)?;
         }
@@ -206,20 +208,31 @@ fn prepare(plan: &Plan<'_>) -> Result<(), (Step, i32)> {
     Ok(())
 }
 
-/// When memory runs out, a run should go before process 1 does.
-fn prefer_to_die() {
-    const FILE: &CStr = c"/proc/self/oom_score_adj";
-    // SAFETY: plain system calls on a constant path, a constant string and a descriptor of this process.
+const OOM_SCORE_FILE: &CStr = c"/proc/self/oom_score_adj";
+
+/// When memory runs out, a run should go before process 1 does, whatever score that was given: a fifth of
+/// the box's memory lies between them.
+static OOM_SCORE: LazyLock<CString> = LazyLock::new(|| {
+    let own = OOM_SCORE_FILE
+        .to_str()
+        .ok()
+        .and_then(|file| std::fs::read_to_string(file).ok());
+    let own: i32 = own.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    CString::new((own + 200).min(1000).to_string()).unwrap_or_default()
+});
+
+fn prefer_to_die(score: &CStr) {
+    // SAFETY: plain system calls on a constant path, a string that lives on and a descriptor of this process.
     unsafe {
         let fd = libc::syscall(
             libc::SYS_openat,
             libc::AT_FDCWD,
-            FILE.as_ptr(),
+            OOM_SCORE_FILE.as_ptr(),
             libc::O_WRONLY | libc::O_CLOEXEC,
             0,
         );
         if fd >= 0 {
-            libc::syscall(libc::SYS_write, fd, c"100".as_ptr(), 3);
+            libc::syscall(libc::SYS_write, fd, score.as_ptr(), score.to_bytes().len());
             libc::syscall(libc::SYS_close, fd);
         }
     }

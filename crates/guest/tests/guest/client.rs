@@ -15,6 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Guest {
     child: Child,
     folder: tempfile::TempDir,
+    connect: Box<dyn Fn() -> UnixStream + Send + Sync>,
 }
 
 pub(crate) struct Answer {
@@ -50,7 +51,20 @@ impl Guest {
             assert!(Instant::now() < deadline, "the guest does not listen");
             std::thread::sleep(Duration::from_millis(5));
         }
-        Self { child, folder }
+        Self {
+            child,
+            folder,
+            connect: Box::new(move || UnixStream::connect(&socket).unwrap()),
+        }
+    }
+
+    /// A guest that was started otherwise, and how to reach it.
+    pub(crate) fn of(child: Child, connect: impl Fn() -> UnixStream + Send + Sync + 'static) -> Self {
+        Self {
+            child,
+            folder: tempfile::tempdir().unwrap(),
+            connect: Box::new(connect),
+        }
     }
 
     /// A folder for the test's own files.
@@ -73,7 +87,7 @@ impl Guest {
     }
 
     fn connect(&self) -> UnixStream {
-        let stream = UnixStream::connect(self.folder.path().join("socket")).unwrap();
+        let stream = (self.connect)();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         stream
@@ -150,6 +164,16 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        // Asked first, so that it ends the runs that a test has left behind.
+        // SAFETY: kill takes two integers; the child is not reaped yet, so that the pid is its own.
+        unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
+        let deadline = Instant::now() + Duration::from_secs(3);
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -303,7 +327,7 @@ impl Output {
     pub(crate) fn code(&self) -> i64 {
         self.end["exitCode"]
             .as_i64()
-            .unwrap_or_else(|| i64::from(self.end["exited"] != true) * -1)
+            .unwrap_or_else(|| -i64::from(self.end["exited"] != true))
     }
 }
 

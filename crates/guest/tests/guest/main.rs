@@ -3,6 +3,7 @@
 mod binary;
 mod client;
 mod files;
+mod init;
 mod input;
 mod keep;
 mod runs;

@@ -6,6 +6,8 @@ use tar::{Archive, Builder, EntryType, Header};
 
 use crate::client::{Guest, quoted};
 
+const PATH_MAX: usize = 4096;
+
 fn url(path: &Path) -> String {
     format!("/dorm/tar?path={}", quoted(path))
 }
@@ -67,6 +69,16 @@ fn a_folder_goes_out_and_in_again_unchanged() {
         );
         assert_eq!((a.mode(), a.mtime()), (b.mode(), b.mtime()), "{name}");
     }
+}
+
+#[test]
+fn folders_as_deep_as_a_path_is_long_are_packed() {
+    let guest = Guest::start();
+    let from = guest.folder().join("from");
+    let room = (PATH_MAX - from.as_os_str().len() - 1) / 2;
+    fs::create_dir_all(from.join("d/".repeat(room - 1))).unwrap();
+    assert_eq!(guest.get(&url(&from)).status, 200);
+    assert_eq!(guest.get("/health").status, 204);
 }
 
 #[test]

@@ -42,10 +42,14 @@ async fn info(
     }))
 }
 
+/// Whether the daemon answers. Needs no key.
+#[utoipa::path(get, path = "/healthz", tag = "daemon", security(()), responses((status = 200, body = str, content_type = "text/plain")))]
 pub(super) async fn healthz() -> &'static str {
     "ok\n"
 }
 
+/// What the daemon counts and measures, for Prometheus.
+#[utoipa::path(get, path = "/metrics", tag = "daemon", responses((status = 200, body = str, content_type = "text/plain")))]
 pub(super) async fn metrics(State(state): State<AppState>) -> ApiResult<impl IntoResponse> {
     let space = state.homes.space().await?;
     let agents = state.registry.all();

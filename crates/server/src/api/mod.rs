@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::any;
 use http::StatusCode;
@@ -18,6 +18,7 @@ use utoipa_swagger_ui::SwaggerUi;
 
 mod agents;
 mod auth;
+mod drain;
 mod errors;
 mod extract;
 mod info;
@@ -39,6 +40,7 @@ pub use state::{AppState, Shared};
     info(title = "dorm", description = "Persistent computers for AI agents.\n\n\
         Whatever is sent to `/v1/agents/{agent}/guest/…` reaches the guest in the agent's box, which speaks \
         envd: runs, files, metrics. An agent that does not run is started first."),
+    paths(info::healthz, info::metrics),
     modifiers(&Keys),
     security(("key" = []), ("bearer" = []))
 )]
@@ -78,6 +80,7 @@ pub fn router(state: &AppState) -> Router {
         .method_not_allowed_fallback(no_such_method)
         .fallback(no_such_route)
         .layer(from_fn_with_state(state.clone(), count))
+        .layer(from_fn(drain::drain))
         .with_state(state.clone())
 }
 

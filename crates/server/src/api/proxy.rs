@@ -20,7 +20,7 @@ use http::header::{
     TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderMap, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -102,11 +102,11 @@ fn forward_headers(headers: &mut HeaderMap) {
     headers.remove(EXPECT);
     // The key is for the daemon. A basic `Authorization` names the user of a run, and is the guest's.
     headers.remove(API_KEY);
-    if headers
-        .get(AUTHORIZATION)
-        .is_some_and(|value| value.to_str().is_ok_and(|v| bearer(v).is_some()))
-    {
-        headers.remove(AUTHORIZATION);
+    let is_key = |value: &HeaderValue| value.to_str().is_ok_and(|v| bearer(v).is_some());
+    let users: Vec<HeaderValue> = headers.get_all(AUTHORIZATION).iter().filter(|v| !is_key(v)).cloned().collect();
+    headers.remove(AUTHORIZATION);
+    for user in users {
+        headers.append(AUTHORIZATION, user);
     }
 }
 

@@ -15,10 +15,13 @@ use crate::api::types::Progress;
 /// Lines kept for the message of a failed step.
 const TAIL: usize = 20;
 const MAX_LINE: usize = 16 * 1024;
+/// What is kept of a log, which lies outside of every quota.
+const MAX_LOG: usize = 64 << 20;
 
 pub(super) struct Report {
     to: mpsc::Sender<Progress>,
     log: BufWriter<File>,
+    logged: usize,
     tail: VecDeque<String>,
     step: u32,
     steps: u32,
@@ -44,6 +47,7 @@ impl Report {
         Ok(Self {
             to,
             log,
+            logged: 0,
             tail: VecDeque::new(),
             step: 0,
             steps: 0,
@@ -144,6 +148,13 @@ impl Report {
 
     /// The log is for people: it is no reason to fail.
     async fn write(&mut self, line: &str) {
+        let was_room = self.logged < MAX_LOG;
+        self.logged = self.logged.saturating_add(line.len() + 1);
+        let line = match (was_room, self.logged < MAX_LOG) {
+            (true, true) => line,
+            (true, false) => "the rest is not kept: the log is too long",
+            (false, _) => return,
+        };
         let _ = self.log.write_all(line.as_bytes()).await;
         let _ = self.log.write_all(b"\n").await;
     }

@@ -11,6 +11,8 @@ use crate::guest_client::{GuestClient, Next, Run};
 /// Where Debian and most others keep the bundle of all trusted certificates.
 const BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
 const HOST_BUNDLE: &str = "/usr/local/share/ca-certificates/dorm/host.pem";
+/// What is read of a template's own certificates, which may be anything. Distributions have some 200 KiB.
+const MAX_BUNDLE: usize = 16 << 20;
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
 /// Programs that look elsewhere by default are told by these.
@@ -137,6 +139,10 @@ async fn trusted(guest: &GuestClient) -> Result<String> {
     let mut bundle = Vec::new();
     while let Next::Output(output) = running.next().await? {
         bundle.extend_from_slice(&output);
+        if bundle.len() > MAX_BUNDLE {
+            let long = std::io::Error::other(format!("{BUNDLE} is longer than {} MiB", MAX_BUNDLE >> 20));
+            return Err(TemplateError::io("read the certificates of the template")(long));
+        }
     }
     Ok(String::from_utf8_lossy(&bundle).into_owned())
 }

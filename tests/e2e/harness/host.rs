@@ -1,0 +1,53 @@
+//! Processes and mounts of the host.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+use rustix::process::{Pid, Signal, kill_process};
+
+pub(super) fn kill(pid: i32) {
+    if let Some(pid) = Pid::from_raw(pid) {
+        // It may have ended by itself.
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
+pub(super) fn all_processes() -> Vec<i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+pub(super) fn words(pid: i32) -> String {
+    let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&raw).replace('\0', " ").trim().to_owned()
+}
+
+/// Processes that were started with a path at or below `root` as an argument: daemons and their clients.
+pub(super) fn processes_naming(root: &Path) -> Result<Vec<i32>> {
+    let root = root.to_string_lossy().into_owned();
+    let own = std::process::id() as i32;
+    let names = |pid: i32| {
+        let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&raw).into_owned();
+        text.split('\0')
+            .any(|word| word == root || word.starts_with(&format!("{root}/")))
+    };
+    Ok(all_processes()
+        .into_iter()
+        .filter(|pid| *pid != own && names(*pid))
+        .collect())
+}
+
+/// Mount points at or below `root`, outer ones first.
+pub(super) fn mounts_below(root: &Path) -> Result<Vec<String>> {
+    let root = root.to_string_lossy().into_owned();
+    let text = fs::read_to_string("/proc/self/mountinfo")?;
+    let points = text.lines().filter_map(|line| line.split(' ').nth(4));
+    Ok(points
+        .filter(|at| *at == root || at.starts_with(&format!("{root}/")))
+        .map(str::to_owned)
+        .collect())
+}

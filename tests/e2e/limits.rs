@@ -1,0 +1,221 @@
+//! Boxes that take all they can get: only they themselves are hurt, and it is told as what it is.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::harness::{self, Agent, Server};
+
+harness::tests![
+    a_fork_bomb_hurts_its_own_box_only,
+    a_memory_hog_is_killed_and_told,
+    files_in_memory_count_as_memory,
+    a_box_whose_guest_is_squeezed_answers_again,
+    a_full_disk_is_told_and_can_be_emptied,
+    a_million_files_end_at_the_quota,
+    what_the_host_counts_by_user_is_counted_by_box,
+    terminals_of_a_box_have_an_end,
+    two_busy_loops_share_half_a_core,
+    the_guest_stays_small,
+    stats_tell_what_is_used,
+    limits_hold_again_after_a_start,
+];
+
+fn number(stats: &Value, field: &str) -> Result<u64> {
+    stats[field].as_u64().with_context(|| format!("{field} in {stats}"))
+}
+
+/// The daemon and another box answer.
+fn others_are_well(other: &Agent) -> Result<()> {
+    ensure!(other.sh_text("echo well > ~/proof && cat ~/proof")? == "well");
+    ensure!(other.server.get("/healthz")?.status == 200, "the daemon does not answer");
+    Ok(())
+}
+
+fn a_fork_bomb_hurts_its_own_box_only() -> Result<()> {
+    let server = Server::shared()?;
+    let other = server.agent("bystander")?;
+    let agent = server.agent_with("bomb", &["--pids", "60", "--cpus", "0.3"])?;
+    let run = agent.exec_with(&["-d"], &["bash", "-c", "bomb() { bomb | bomb & }; bomb; sleep 3600"])?;
+    run.succeeded()?;
+    let stats = harness::eventually("a fork is refused", || {
+        let stats = agent.stats()?;
+        Ok((number(&stats, "forks_refused")? > 0).then_some(stats))
+    })?;
+    ensure!(number(&stats, "pids")? <= 60, "{stats}");
+    others_are_well(&other)?;
+    let table = server.dorm(&["stats", &agent.name])?.text()?;
+    ensure!(table.contains("process limit"), "{table}");
+    let refused = agent.exec(&["true"])?;
+    if refused.code != 0 {
+        let told = refused.stderr.to_lowercase();
+        ensure!(told.contains("process") || told.contains("resource"), "{refused}");
+    }
+    agent.stop()?;
+    ensure!(agent.sh_text("echo again")? == "again");
+    Ok(())
+}
+
+fn a_memory_hog_is_killed_and_told() -> Result<()> {
+    let server = Server::shared()?;
+    let other = server.agent("bystander")?;
+    let agent = server.agent_with("hog", &["--memory", "128M"])?;
+    let pid = agent.pid()?;
+    let output = agent.exec(&["python3", "-c", "x = bytearray(1 << 30)"])?;
+    ensure!(output.code == 137 && output.stderr.contains("out of memory"), "{output}");
+    ensure!(number(&agent.stats()?, "oom_kills")? >= 1, "{}", agent.stats()?);
+    ensure!(server.dorm(&["stats", &agent.name])?.text()?.contains("out of memory"));
+    ensure!(agent.sh_text("echo alive")? == "alive" && agent.pid()? == pid, "the box did not survive");
+    others_are_well(&other)
+}
+
+fn files_in_memory_count_as_memory() -> Result<()> {
+    let agent = Server::shared()?.agent_with("shm", &["--memory", "128M"])?;
+    let output = agent.root("head -c 400M /dev/zero > /dev/shm/fill; code=$?; head -c 400M /dev/zero > /run/fill; exit $code")?;
+    ensure!(output.code != 0, "400 MB fit into a box of 128: {output}");
+    ensure!(number(&agent.stats()?, "memory_used")? <= 128 << 20);
+    agent.root("rm -f /dev/shm/fill /run/fill")?;
+    ensure!(agent.sh_text("echo alive")? == "alive");
+    Ok(())
+}
+
+fn a_box_whose_guest_is_squeezed_answers_again() -> Result<()> {
+    let agent = Server::shared()?.agent_with("squeezed", &["--memory", "96M"])?;
+    for _ in 0..3 {
+        agent.exec(&["python3", "-c", "import os\nfor _ in range(8): os.fork()\nx = bytearray(64 << 20)"])?;
+    }
+    ensure!(agent.sh_text("echo alive")? == "alive");
+    Ok(())
+}
+
+fn a_full_disk_is_told_and_can_be_emptied() -> Result<()> {
+    let server = Server::shared()?;
+    let other = server.agent("bystander")?;
+    let agent = server.agent_with("disk", &["--disk", "64M"])?;
+    let full = agent.root("dd if=/dev/urandom of=/root/fill bs=1M count=200; code=$?; sync; exit $code")?;
+    let told = full.stderr.to_lowercase();
+    ensure!(full.code != 0 && (told.contains("quota") || told.contains("no space")), "{full}");
+    others_are_well(&other)?;
+    let stats = agent.stats()?;
+    ensure!(number(&stats, "disk_used")? > 32 << 20 && number(&stats, "disk_used")? <= 72 << 20, "{stats}");
+    agent.root("rm /root/fill && sync && sleep 0.1")?.succeeded()?;
+    harness::eventually("there is room again", || {
+        Ok((agent.root("sync; head -c 8M /dev/urandom > /root/new && sync")?.code == 0).then_some(()))
+    })?;
+    agent.stop()?;
+    ensure!(agent.root_text("stat -c %s /root/new")? == (8 << 20).to_string());
+    Ok(())
+}
+
+fn a_million_files_end_at_the_quota() -> Result<()> {
+    let server = Server::shared()?;
+    let other = server.agent("bystander")?;
+    let agent = server.agent_with("inodes", &["--disk", "64M"])?;
+    let script = r#"
+import errno, os
+os.mkdir("/root/many")
+made = 0
+try:
+    while made < 1000000:
+        os.mknod(f"/root/many/{made:0120d}")
+        made += 1
+except OSError as e:
+    print(errno.errorcode[e.errno], made)
+"#;
+    let output = agent.python(script)?.text()?;
+    ensure!(output.starts_with("EDQUOT") || output.starts_with("ENOSPC"), "a million files fit: {output}");
+    others_are_well(&other)?;
+    ensure!(agent.sh_text("echo alive")? == "alive");
+    Ok(())
+}
+
+/// Python that takes all inotify instances and message queues it can get, and tells how many.
+const TAKE_ALL: &str = "import ctypes, sys, time
+c = ctypes.CDLL(None)
+watches = sum(c.inotify_init1(0) >= 0 for _ in range(4000))
+c.mq_open.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p]
+queues = sum(c.mq_open(b'/q%d' % n, 0o102, 0o600, None) >= 0 for n in range(200))
+print(watches, queues, flush=True)
+time.sleep(float(sys.argv[1]))";
+
+fn what_the_host_counts_by_user_is_counted_by_box() -> Result<()> {
+    let server = Server::shared()?;
+    let other = server.agent("bystander")?;
+    let agent = server.agent("greedy")?;
+    let run = agent.exec_with(&["-d", "-u", "root"], &["python3", "-c", TAKE_ALL, "3600"])?.text()?;
+    let taken = harness::eventually("all is taken", || {
+        let said = server.dorm(&["logs", &agent.name, &run])?.stdout();
+        Ok(said.contains(' ').then(|| said.trim().to_owned()))
+    })?;
+    ensure!(!taken.starts_with("0 ") && !taken.ends_with(" 0"), "{taken}");
+    let left = other.exec_with(&["-u", "root"], &["python3", "-c", TAKE_ALL, "0"])?.text()?;
+    ensure!(left == taken, "one box took {taken} and left {left}");
+    Ok(())
+}
+
+fn terminals_of_a_box_have_an_end() -> Result<()> {
+    let agent = Server::shared()?.agent("terminals")?;
+    let open = "import os\nn = 0\ntry:\n while n < 5000: os.open('/dev/ptmx', os.O_RDWR); n += 1\nexcept OSError: pass\nprint(n)";
+    let opened: u32 = agent.exec(&["python3", "-c", open])?.text()?.parse()?;
+    ensure!((64..=512).contains(&opened), "{opened} terminals");
+    Ok(())
+}
+
+fn two_busy_loops_share_half_a_core() -> Result<()> {
+    let agent = Server::shared()?.agent_with("cpu", &["--cpus", "0.5"])?;
+    let script = "(while :; do :; done) & (while :; do :; done) & sleep 3; kill %1 %2";
+    let used = || -> Result<f64> { agent.stats()?["cpu_seconds"].as_f64().context("cpu_seconds") };
+    let (before, begun) = (used()?, std::time::Instant::now());
+    agent.exec(&["bash", "-c", script])?.succeeded()?;
+    let rate = (used()? - before) / begun.elapsed().as_secs_f64();
+    ensure!(rate < 0.85, "two loops used {rate:.2} cores of half a core");
+    ensure!(rate > 0.02, "the loops did not run: {rate:.2}");
+    Ok(())
+}
+
+fn the_guest_stays_small() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("small")?;
+    for _ in 0..20 {
+        agent.exec(&["true"])?.succeeded()?;
+    }
+    agent.exec(&["head", "-c", "30M", "/dev/zero"])?.succeeded()?;
+    server.dorm_with_input(&["cp", "-", &agent.at("/tmp/big")], &vec![7; 30 << 20])?.succeeded()?;
+    server.dorm(&["cp", &agent.at("/tmp/big"), "-"])?.succeeded()?;
+    harness::eventually("the guest is back to at most 5 MB", || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid()?))?;
+        let line = status.lines().find(|l| l.starts_with("VmRSS:")).context("VmRSS")?;
+        let kilobytes: u64 = line.split_whitespace().nth(1).context("a number")?.parse()?;
+        Ok((kilobytes <= 5 * 1024).then_some(()))
+    })
+}
+
+fn stats_tell_what_is_used() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("used")?;
+    agent.exec_with(&["-d"], &["python3", "-c", "x = b'x' * (60 << 20); import time; time.sleep(3600)"])?.succeeded()?;
+    agent.root("head -c 20M /dev/urandom > /root/file && sync")?.succeeded()?;
+    harness::eventually("stats show the memory, the process and the file", || {
+        let stats = agent.stats()?;
+        let enough = number(&stats, "memory_used")? > 60 << 20
+            && number(&stats, "memory_peak")? >= number(&stats, "memory_used")?
+            && number(&stats, "pids")? >= 2
+            && number(&stats, "disk_used")? >= 20 << 20
+            && stats["state"] == "running";
+        Ok(enough.then_some(()))
+    })?;
+    agent.stop()?;
+    let stats = agent.stats()?;
+    ensure!(number(&stats, "pids")? == 0 && number(&stats, "disk_used")? >= 20 << 20, "{stats}");
+    Ok(())
+}
+
+fn limits_hold_again_after_a_start() -> Result<()> {
+    let agent = Server::shared()?.agent_with("held", &["--memory", "128M", "--pids", "50"])?;
+    agent.stop()?;
+    let output = agent.exec(&["python3", "-c", "x = bytearray(1 << 30)"])?;
+    ensure!(output.code == 137, "{output}");
+    let forks = "import os, sys\nn = 0\ntry:\n while n < 200:\n  if os.fork() == 0: __import__('time').sleep(5); os._exit(0)\n  n += 1\nexcept OSError: pass\nprint(n)";
+    let made: u32 = agent.exec(&["python3", "-c", forks])?.text()?.parse()?;
+    ensure!(made < 50, "{made} processes were made");
+    Ok(())
+}

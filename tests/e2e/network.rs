@@ -1,0 +1,240 @@
+//! What boxes reach over the network: the outside, and nothing nearer. Traffic goes to loopback and to a namespace
+//! that the tests made, no further.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::harness::{self, Agent, Outside, Server, answers_peer_address, resolver_address};
+
+harness::tests![
+    loopback_is_up_and_a_boxs_own,
+    a_box_reaches_the_outside_with_the_hosts_address,
+    the_outside_cannot_begin_a_connection_to_a_box,
+    a_box_does_not_reach_the_host,
+    a_box_does_not_reach_another_box,
+    private_ranges_are_out_of_reach,
+    a_packet_with_anothers_address_goes_nowhere,
+    questions_for_hardware_addresses_leave_no_trace,
+    a_box_has_no_ipv6_way_out,
+    names_are_resolved_by_the_configured_server,
+    two_boxes_may_use_the_same_port,
+    the_network_comes_back_with_a_start,
+];
+
+/// Python that connects and prints what it read, or the error's name.
+fn connect(agent: &Agent, to: SocketAddr) -> Result<String> {
+    let script = format!(
+        "import errno, socket\ntry:\n s = socket.create_connection(('{}', {}), timeout=3)\n print(s.recv(100).decode().strip() or 'nothing')\n\
+         except socket.timeout: print('timeout')\nexcept OSError as e: print(errno.errorcode.get(e.errno, str(e)))",
+        to.ip(),
+        to.port()
+    );
+    agent.exec(&["python3", "-c", &script])?.text()
+}
+
+fn is_error(seen: &str) -> bool {
+    seen == "timeout" || seen.starts_with('E')
+}
+
+/// Starts a server in a box that answers every connection with a word.
+fn serve(agent: &Agent, address: &str, port: u16, word: &str) -> Result<()> {
+    let script = format!(
+        "import socket\ns = socket.socket()\ns.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\ns.bind(('{address}', {port}))\ns.listen()\n\
+         print('up', flush=True)\nwhile True:\n c, _ = s.accept()\n c.sendall(b'{word}')\n c.close()"
+    );
+    let run = agent.exec_with(&["-d"], &["python3", "-c", &script])?.text()?;
+    harness::eventually("the box listens", || {
+        Ok(agent.server.dorm(&["logs", &agent.name, &run])?.stdout().contains("up").then_some(()))
+    })
+}
+
+fn loopback_is_up_and_a_boxs_own() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("loopback")?;
+    serve(&agent, "127.0.0.1", 7001, "own")?;
+    ensure!(connect(&agent, "127.0.0.1:7001".parse()?)? == "own");
+    let host = answers_peer_address(TcpListener::bind("127.0.0.1:0")?)?;
+    ensure!(connect(&agent, host)? == "ECONNREFUSED", "the host's loopback was reached");
+    let api: SocketAddr = server.url.trim_start_matches("http://").parse()?;
+    ensure!(connect(&agent, api)? == "ECONNREFUSED", "the daemon was reached");
+    Ok(())
+}
+
+fn a_box_reaches_the_outside_with_the_hosts_address() -> Result<()> {
+    let outside = Outside::get()?;
+    let agent = Server::shared()?.agent("nat")?;
+    let there = outside.listen(outside.public)?;
+    let seen = connect(&agent, there)?;
+    ensure!(seen == outside.host.to_string(), "the outside saw {seen}");
+    Ok(())
+}
+
+fn the_outside_cannot_begin_a_connection_to_a_box() -> Result<()> {
+    let outside = Outside::get()?;
+    let agent = Server::shared()?.agent("inward")?;
+    serve(&agent, "0.0.0.0", 7002, "reached")?;
+    let to = SocketAddr::new(agent.address()?.parse()?, 7002);
+    ensure!(connect(&agent, to)? == "reached", "the server listens");
+    let reached = outside.there(move || Ok(TcpStream::connect_timeout(&to, Duration::from_secs(2)).is_ok()))?;
+    ensure!(!reached, "the outside reached a box");
+    Ok(())
+}
+
+fn a_box_does_not_reach_the_host() -> Result<()> {
+    let agent = Server::shared()?.agent("no-host")?;
+    let listener = answers_peer_address(TcpListener::bind("0.0.0.0:0")?)?;
+    let mut addresses = host_addresses()?;
+    ensure!(addresses.iter().any(|a| !a.is_loopback()), "this host has no address to try: {addresses:?}");
+    addresses.extend([Ipv4Addr::new(169, 254, 1, 1), Ipv4Addr::UNSPECIFIED]);
+    for address in addresses {
+        let to = SocketAddr::new(address.into(), listener.port());
+        if !address.is_unspecified() && !address.is_link_local() {
+            let here = TcpStream::connect_timeout(&to, Duration::from_secs(5));
+            ensure!(here.is_ok(), "the host itself does not reach {to}");
+        }
+        let seen = connect(&agent, to)?;
+        ensure!(is_error(&seen), "the box reached {to} as {seen}");
+    }
+    Ok(())
+}
+
+fn host_addresses() -> Result<Vec<Ipv4Addr>> {
+    let output = std::process::Command::new("ip").args(["-j", "-4", "addr"]).output()?;
+    let interfaces: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let infos = interfaces.as_array().into_iter().flatten().flat_map(|i| i["addr_info"].as_array().cloned().unwrap_or_default());
+    Ok(infos.filter_map(|info| info["local"].as_str()?.parse().ok()).collect())
+}
+
+fn a_box_does_not_reach_another_box() -> Result<()> {
+    let server = Server::shared()?;
+    let (a, b) = (server.agent("neighbour-a")?, server.agent("neighbour-b")?);
+    serve(&b, "0.0.0.0", 7003, "reached")?;
+    let to = SocketAddr::new(b.address()?.parse()?, 7003);
+    ensure!(connect(&b, to)? == "reached", "the neighbour reaches itself");
+    let seen = connect(&a, to)?;
+    ensure!(is_error(&seen), "the box reached its neighbour: {seen}");
+    // A route of its own making does not help it.
+    a.root(&format!("ip route add {}/32 dev eth0; ip neigh add {} lladdr ee:ee:ee:ee:ee:ee dev eth0", to.ip(), to.ip()))?;
+    let seen = connect(&a, to)?;
+    ensure!(is_error(&seen), "the box reached its neighbour by a route of its own: {seen}");
+    Ok(())
+}
+
+fn private_ranges_are_out_of_reach() -> Result<()> {
+    let outside = Outside::get()?;
+    let agent = Server::shared()?.agent("private")?;
+    let there = outside.listen(outside.private)?;
+    ensure!(TcpStream::connect_timeout(&there, Duration::from_secs(5)).is_ok(), "the host reaches it");
+    let seen = connect(&agent, there)?;
+    ensure!(is_error(&seen), "the box reached {there} as {seen}");
+    Ok(())
+}
+
+/// Sends from an address that is not the box's, then from its own; the second must be the first to arrive.
+fn spoof(agent: &Agent, socket: &std::net::UdpSocket, address: &str) -> Result<()> {
+    let to = socket.local_addr()?;
+    let script = format!(
+        "ip addr add {address}/32 dev eth0 2>/dev/null\npython3 - <<'END'\nimport socket\n\
+         s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.bind(('{address}', 0))\n\
+         for _ in range(5): s.sendto(b'spoofed', ('{}', {}))\n\
+         t = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\nt.bind(('{}', 0))\nt.sendto(b'honest', ('{}', {}))\nEND\n\
+         ip addr del {address}/32 dev eth0",
+        to.ip(),
+        to.port(),
+        agent.address()?,
+        to.ip(),
+        to.port()
+    );
+    agent.root(&script)?.succeeded()?;
+    let mut buffer = [0; 64];
+    let (length, from) = socket.recv_from(&mut buffer).context("not even the honest packet came")?;
+    ensure!(&buffer[..length] == b"honest", "{from} sent {:?}", String::from_utf8_lossy(&buffer[..length]));
+    Ok(())
+}
+
+fn a_packet_with_anothers_address_goes_nowhere() -> Result<()> {
+    let outside = Outside::get()?;
+    let server = Server::shared()?;
+    let (agent, other) = (server.agent("spoofer")?, server.agent("spoofed")?);
+    let socket = outside.udp(outside.public, 0)?;
+    socket.set_read_timeout(Some(Duration::from_secs(20)))?;
+    spoof(&agent, &socket, "198.51.100.7")?;
+    spoof(&agent, &socket, &other.address()?)?;
+    spoof(&agent, &socket, &outside.host.to_string())
+}
+
+fn questions_for_hardware_addresses_leave_no_trace() -> Result<()> {
+    let agent = Server::shared()?.agent("asker")?;
+    let host = host_addresses()?.into_iter().find(|a| !a.is_loopback()).context("an address of the host")?;
+    let script = format!(
+        "import socket, struct\ns = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0806))\ns.bind(('eth0', 0))\n\
+         mac = s.getsockname()[4]\nfor n in range(200):\n s.send(b'\\xff' * 6 + mac + struct.pack('>HHHBBH', 0x0806, 1, 0x800, 6, 4, 1)\n  \
+         + mac + bytes([198, 51, 100, n]) + bytes(6) + socket.inet_aton('{host}'))\ns.settimeout(0.5)\n\
+         try:\n print(len(s.recv(100)))\nexcept socket.timeout: print('silence')"
+    );
+    ensure!(agent.exec_with(&["-u", "root"], &["python3", "-c", &script])?.text()? == "silence");
+    let neighbours = std::fs::read_to_string("/proc/net/arp")?;
+    ensure!(!neighbours.contains("198.51.100."), "{neighbours}");
+    Ok(())
+}
+
+fn a_box_has_no_ipv6_way_out() -> Result<()> {
+    let agent = Server::shared()?.agent("six")?;
+    let routes = agent.root_text("ip -6 route show default; ip -6 addr show scope global")?;
+    ensure!(routes.is_empty(), "{routes}");
+    Ok(())
+}
+
+fn names_are_resolved_by_the_configured_server() -> Result<()> {
+    let outside = Outside::get()?;
+    let agent = Server::shared()?.agent("names")?;
+    let conf = agent.root_text("grep -v '^#' /etc/resolv.conf")?;
+    ensure!(conf.contains("nameserver 169.254.1.1"), "{conf}");
+    let socket = outside.udp(resolver_address(), 53)?;
+    socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+    std::thread::spawn(move || {
+        let mut buffer = [0; 512];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            // A box that has ended does not wait for its answer.
+            let _ = socket.send_to(&answer(&buffer[..length]), from);
+        }
+    });
+    let found = agent.root_text("getent ahostsv4 some-name.example | head -1")?;
+    ensure!(found.starts_with("203.0.113.99"), "{found}");
+    Ok(())
+}
+
+/// The answer to a DNS query: 203.0.113.99 for an A record, nothing for others.
+fn answer(query: &[u8]) -> Vec<u8> {
+    let name = query[12..].iter().position(|b| *b == 0).unwrap_or(0) + 13;
+    let question = &query[12..name + 4];
+    let is_a = question.ends_with(&[0, 1, 0, 1]);
+    let mut reply = [&query[..2], &[0x81, 0x80, 0, 1, 0, u8::from(is_a), 0, 0, 0, 0], question].concat();
+    if is_a {
+        reply.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 203, 0, 113, 99]);
+    }
+    reply
+}
+
+fn two_boxes_may_use_the_same_port() -> Result<()> {
+    let server = Server::shared()?;
+    let (a, b) = (server.agent("port-a")?, server.agent("port-b")?);
+    serve(&a, "0.0.0.0", 8080, "first")?;
+    serve(&b, "0.0.0.0", 8080, "second")?;
+    ensure!(connect(&a, "127.0.0.1:8080".parse()?)? == "first" && connect(&b, "127.0.0.1:8080".parse()?)? == "second");
+    Ok(())
+}
+
+fn the_network_comes_back_with_a_start() -> Result<()> {
+    let outside = Outside::get()?;
+    let agent = Server::shared()?.agent("again")?;
+    let there = outside.listen(outside.public)?;
+    let address = agent.address()?;
+    agent.stop()?;
+    agent.start()?;
+    ensure!(agent.address()? == address, "the address changed");
+    ensure!(connect(&agent, there)? == outside.host.to_string());
+    Ok(())
+}
