@@ -8,15 +8,32 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let workspace = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../..");
     let target = env::var("TARGET").expect("cargo sets TARGET");
-    for path in ["crates/guest/src", "crates/guest/Cargo.toml", "proto", "Cargo.toml"] {
+    for path in [
+        "crates/guest/src",
+        "crates/guest/Cargo.toml",
+        "proto",
+        "Cargo.toml",
+    ] {
         println!("cargo::rerun-if-changed={}", workspace.join(path).display());
     }
 
     // A target directory of its own: the outer cargo holds the lock of the usual one.
     let target_dir = workspace.join("target/guest");
-    let rustflags = format!("CARGO_TARGET_{}_RUSTFLAGS", target.to_uppercase().replace('-', "_"));
+    let rustflags = format!(
+        "CARGO_TARGET_{}_RUSTFLAGS",
+        target.to_uppercase().replace('-', "_")
+    );
     let status = Command::new(env::var_os("CARGO").expect("cargo sets CARGO"))
-        .args(["build", "--quiet", "--package", "dorm-guest", "--profile", "guest", "--target", &target])
+        .args([
+            "build",
+            "--quiet",
+            "--package",
+            "dorm-guest",
+            "--profile",
+            "guest",
+            "--target",
+            &target,
+        ])
         .arg("--target-dir")
         .arg(&target_dir)
         .current_dir(&workspace)

@@ -124,7 +124,10 @@ const REQUIREMENTS: &[Requirement] = &[
         required: false,
         enables: "hibernation: memory and running processes on disk",
         fix: "scripts/setup-criu fetches a copy of its own; a system's criu of version 4.2 or newer serves as well",
-        look: |data| crate::criu::find(data, Path::new("/proc/self/exe")).map(|criu| format!("version {}", criu.version)),
+        look: |data| {
+            crate::criu::find(data, Path::new("/proc/self/exe"))
+                .map(|criu| format!("version {}", criu.version))
+        },
     },
     Requirement {
         name: "resolver",
@@ -133,7 +136,11 @@ const REQUIREMENTS: &[Requirement] = &[
         fix: "set network.nameservers in the configuration",
         look: |_| match crate::network::host_resolvers() {
             found if found.is_empty() => Err("none that boxes could use".to_owned()),
-            found => Ok(found.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+            found => Ok(found
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")),
         },
     },
     Requirement {
@@ -169,14 +176,23 @@ pub fn check(data: &Path) -> Vec<Check> {
 
 fn kernel() -> Result<String, String> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut parts = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or_default());
+    let mut parts = release
+        .split(['.', '-'])
+        .map(|part| part.parse::<u32>().unwrap_or_default());
     let version = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-    if version >= (5, 15) { Ok(release) } else { Err(release) }
+    if version >= (5, 15) {
+        Ok(release)
+    } else {
+        Err(release)
+    }
 }
 
 fn namespaces() -> Result<String, String> {
     let kinds = ["user", "pid", "net", "mnt", "ipc", "uts", "cgroup"];
-    let missing: Vec<_> = kinds.into_iter().filter(|kind| !Path::new("/proc/self/ns").join(kind).exists()).collect();
+    let missing: Vec<_> = kinds
+        .into_iter()
+        .filter(|kind| !Path::new("/proc/self/ns").join(kind).exists())
+        .collect();
     if !missing.is_empty() {
         return Err(format!("no {} namespace", missing.join(", ")));
     }
@@ -188,28 +204,45 @@ fn namespaces() -> Result<String, String> {
 
 fn filesystem(name: &str) -> Result<String, String> {
     let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
-    let found = known.lines().any(|line| line.split_whitespace().last() == Some(name));
-    if found { Ok("in the kernel".to_owned()) } else { Err("not in /proc/filesystems".to_owned()) }
+    let found = known
+        .lines()
+        .any(|line| line.split_whitespace().last() == Some(name));
+    if found {
+        Ok("in the kernel".to_owned())
+    } else {
+        Err("not in /proc/filesystems".to_owned())
+    }
 }
 
 fn exists(path: &str) -> Result<String, String> {
-    if Path::new(path).exists() { Ok(path.to_owned()) } else { Err(format!("no {path}")) }
+    if Path::new(path).exists() {
+        Ok(path.to_owned())
+    } else {
+        Err(format!("no {path}"))
+    }
 }
 
 fn program(name: &str) -> Result<String, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file());
-    found.map(|file| file.display().to_string()).ok_or_else(|| "not on the PATH".to_owned())
+    let found = std::env::split_paths(&path)
+        .map(|directory| directory.join(name))
+        .find(|file| file.is_file());
+    found
+        .map(|file| file.display().to_string())
+        .ok_or_else(|| "not on the PATH".to_owned())
 }
 
 /// The nearest ancestor that exists says what the data directory will be on.
 fn existing(data: &Path) -> &Path {
-    data.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"))
+    data.ancestors()
+        .find(|path| path.exists())
+        .unwrap_or(Path::new("/"))
 }
 
 fn on_btrfs(data: &Path) -> bool {
     use std::os::fd::AsFd;
-    std::fs::File::open(existing(data)).is_ok_and(|file| dorm_sys::btrfs::is_btrfs(file.as_fd()).unwrap_or(false))
+    std::fs::File::open(existing(data))
+        .is_ok_and(|file| dorm_sys::btrfs::is_btrfs(file.as_fd()).unwrap_or(false))
 }
 
 fn space(data: &Path) -> Result<String, String> {

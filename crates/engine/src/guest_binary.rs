@@ -37,7 +37,9 @@ pub fn install(data: &Path) -> Result<GuestBinary> {
         .mode(0o755)
         .open(&unfinished)
         .map_err(failed())?;
-    file.write_all(EMBEDDED).and_then(|()| file.sync_all()).map_err(failed())?;
+    file.write_all(EMBEDDED)
+        .and_then(|()| file.sync_all())
+        .map_err(failed())?;
     drop(file);
     fs::rename(&unfinished, &path).map_err(failed())?;
     Ok(GuestBinary { hash, path })

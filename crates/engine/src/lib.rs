@@ -61,7 +61,12 @@ impl Id {
         const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
         let mut bytes = [0u8; Self::LEN];
         getrandom::fill(&mut bytes).expect("the kernel's random source answers");
-        Self(bytes.iter().map(|b| ALPHABET[usize::from(b % 32)] as char).collect())
+        Self(
+            bytes
+                .iter()
+                .map(|b| ALPHABET[usize::from(b % 32)] as char)
+                .collect(),
+        )
     }
 
     pub fn as_str(&self) -> &str {
@@ -198,7 +203,11 @@ pub enum EngineError {
     BadLayer(String),
     /// The box could not be brought up; what was made of it is removed again.
     #[error("the box did not come up while it {step}")]
-    Start { step: String, #[source] source: Box<dyn std::error::Error + Send + Sync> },
+    Start {
+        step: String,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The box holds something that cannot be put into a memory image; it goes on as it was.
     #[error("the memory cannot be saved: {0}")]
     CannotCheckpoint(String),
@@ -206,7 +215,11 @@ pub enum EngineError {
     #[error("the memory image cannot be used: {0}")]
     BadImage(String),
     #[error("{doing}")]
-    Io { doing: String, #[source] source: std::io::Error },
+    Io {
+        doing: String,
+        #[source]
+        source: std::io::Error,
+    },
 }
 
 impl EngineError {

@@ -15,8 +15,12 @@ pub(crate) struct PacketSocket(AsyncFd<OwnedFd>);
 impl PacketSocket {
     /// A connected pair: this end, and one for a process that blocks on it.
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
-        let (ours, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
         rustix::io::ioctl_fionbio(&ours, true)?;
         Ok((Self(dorm_sys::readiness::register(ours)?), theirs))
     }
@@ -33,9 +37,9 @@ impl PacketSocket {
     /// The next packet; an error if the other side is gone.
     pub(crate) async fn receive(&self) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; MAX_PACKET];
-        let read = self
-            .0
-            .async_io(Interest::READABLE, |fd| Ok(rustix::net::recv(fd, &mut buffer[..], RecvFlags::empty())?.0));
+        let read = self.0.async_io(Interest::READABLE, |fd| {
+            Ok(rustix::net::recv(fd, &mut buffer[..], RecvFlags::empty())?.0)
+        });
         let length = read.await?;
         if length == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());

@@ -110,7 +110,13 @@ fn name_into(buffer: &mut [u8], name: &OsStr) -> io::Result<()> {
 }
 
 fn vol_args(fd: i64, flags: u64, name: &OsStr) -> io::Result<Box<VolArgsV2>> {
-    let mut args = Box::new(VolArgsV2 { fd, transid: 0, flags, unused: [0; 4], name: [0; 4040] });
+    let mut args = Box::new(VolArgsV2 {
+        fd,
+        transid: 0,
+        flags,
+        unused: [0; 4],
+        name: [0; 4040],
+    });
     name_into(&mut args.name, name)?;
     Ok(args)
 }
@@ -123,7 +129,12 @@ pub fn create_subvolume(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> 
 }
 
 /// Makes a snapshot of the subvolume `source` as `name` in directory `parent`, durably.
-pub fn snapshot(source: BorrowedFd<'_>, parent: BorrowedFd<'_>, name: &OsStr, read_only: bool) -> io::Result<()> {
+pub fn snapshot(
+    source: BorrowedFd<'_>,
+    parent: BorrowedFd<'_>,
+    name: &OsStr,
+    read_only: bool,
+) -> io::Result<()> {
     let flags = if read_only { SUBVOL_RDONLY } else { 0 };
     let mut args = vol_args(i64::from(source.as_raw_fd()), flags, name)?;
     // SAFETY: BTRFS_IOC_SNAP_CREATE_V2 takes btrfs_ioctl_vol_args_v2.
@@ -141,14 +152,22 @@ pub fn set_read_only(subvolume: BorrowedFd<'_>, read_only: bool) -> io::Result<(
     let mut flags: u64 = 0;
     // SAFETY: BTRFS_IOC_SUBVOL_GETFLAGS writes one u64.
     unsafe { call(subvolume, ioc(READ, 25, 8), &mut flags) }?;
-    flags = if read_only { flags | SUBVOL_RDONLY } else { flags & !SUBVOL_RDONLY };
+    flags = if read_only {
+        flags | SUBVOL_RDONLY
+    } else {
+        flags & !SUBVOL_RDONLY
+    };
     // SAFETY: BTRFS_IOC_SUBVOL_SETFLAGS reads one u64.
     unsafe { call(subvolume, ioc(WRITE, 26, 8), &mut flags) }
 }
 
 /// The number of the subvolume that an open file lies in.
 pub fn subvolume_id(file: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut args = Box::new(InoLookup { treeid: 0, objectid: 256, name: [0; 4080] });
+    let mut args = Box::new(InoLookup {
+        treeid: 0,
+        objectid: 256,
+        name: [0; 4080],
+    });
     // SAFETY: BTRFS_IOC_INO_LOOKUP takes btrfs_ioctl_ino_lookup_args.
     unsafe { call(file, ioc(READ | WRITE, 18, size_of::<InoLookup>()), &mut *args) }?;
     Ok(args.treeid)
@@ -186,8 +205,14 @@ pub fn enable_quota(filesystem: BorrowedFd<'_>) -> io::Result<bool> {
 
 /// Limits what subvolume `id` may hold for itself alone.
 pub fn limit_subvolume(filesystem: BorrowedFd<'_>, id: u64, bytes: u64) -> io::Result<()> {
-    let mut args =
-        QgroupLimit { qgroupid: id, flags: LIMIT_MAX_EXCLUSIVE, max_rfer: 0, max_excl: bytes, rsv_rfer: 0, rsv_excl: 0 };
+    let mut args = QgroupLimit {
+        qgroupid: id,
+        flags: LIMIT_MAX_EXCLUSIVE,
+        max_rfer: 0,
+        max_excl: bytes,
+        rsv_rfer: 0,
+        rsv_excl: 0,
+    };
     // SAFETY: BTRFS_IOC_QGROUP_LIMIT takes btrfs_ioctl_qgroup_limit_args.
     unsafe { call(filesystem, ioc(READ, 43, size_of::<QgroupLimit>()), &mut args) }
 }
@@ -199,12 +224,22 @@ pub fn uuid(filesystem: BorrowedFd<'_>) -> io::Result<String> {
     // SAFETY: BTRFS_IOC_FS_INFO writes one btrfs_ioctl_fs_info_args of 1024 bytes.
     unsafe { call(filesystem, ioc(READ, 31, size_of::<FsInfo>()), &mut *info) }?;
     let hex: String = info.fsid.iter().map(|b| format!("{b:02x}")).collect();
-    Ok(format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+    Ok(format!(
+        "{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    ))
 }
 
 /// Grows the filesystem to the size of its device.
 pub fn grow_to_device(filesystem: BorrowedFd<'_>) -> io::Result<()> {
-    let mut args = Box::new(VolArgs { fd: 0, name: [0; 4088] });
+    let mut args = Box::new(VolArgs {
+        fd: 0,
+        name: [0; 4088],
+    });
     args.name[..3].copy_from_slice(b"max");
     // SAFETY: BTRFS_IOC_RESIZE takes btrfs_ioctl_vol_args.
     unsafe { call(filesystem, ioc(WRITE, 3, size_of::<VolArgs>()), &mut *args) }

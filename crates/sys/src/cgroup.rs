@@ -52,7 +52,9 @@ impl Hierarchy {
         if Path::new(ROOT).join("cgroup.controllers").exists() {
             return Ok(Version::V2);
         }
-        let missing = V1_CONTROLLERS.iter().find(|c| !Path::new(ROOT).join(c).join("tasks").exists());
+        let missing = V1_CONTROLLERS
+            .iter()
+            .find(|c| !Path::new(ROOT).join(c).join("tasks").exists());
         match missing {
             None => Ok(Version::V1),
             Some(controller) => Err(io::Error::new(
@@ -67,7 +69,10 @@ impl Hierarchy {
         let version = Self::version()?;
         let parents: Vec<(&'static str, PathBuf)> = match version {
             Version::V2 => vec![("", Path::new(ROOT).join(name))],
-            Version::V1 => V1_CONTROLLERS.iter().map(|c| (*c, Path::new(ROOT).join(c).join(name))).collect(),
+            Version::V1 => V1_CONTROLLERS
+                .iter()
+                .map(|c| (*c, Path::new(ROOT).join(c).join(name)))
+                .collect(),
         };
         for (_, path) in &parents {
             make_dir(path)?;
@@ -105,8 +110,15 @@ impl Hierarchy {
     }
 
     pub fn group(&self, name: &str) -> Group {
-        let directories = self.parents.iter().map(|(c, path)| (*c, path.join(name))).collect();
-        Group { version: self.version, directories }
+        let directories = self
+            .parents
+            .iter()
+            .map(|(c, path)| (*c, path.join(name)))
+            .collect();
+        Group {
+            version: self.version,
+            directories,
+        }
     }
 
     /// Names of all groups, whole or in part.
@@ -141,7 +153,10 @@ pub struct Group {
 impl Group {
     /// Files to which a process writes its pid to become a member.
     pub fn join_files(&self) -> Vec<PathBuf> {
-        self.directories.iter().map(|(_, path)| path.join("cgroup.procs")).collect()
+        self.directories
+            .iter()
+            .map(|(_, path)| path.join("cgroup.procs"))
+            .collect()
     }
 
     /// Makes the group, without limits.
@@ -170,9 +185,19 @@ impl Group {
                 self.write("cpu", "cpu.cfs_period_us", &CPU_PERIOD_USEC.to_string())?;
                 self.write("cpu", "cpu.cfs_quota_us", &quota.max(1000).to_string())?;
                 self.write("memory", "memory.limit_in_bytes", &limits.memory.to_string())?;
-                self.write("memory", "memory.memsw.limit_in_bytes", &limits.memory.to_string()).or_else(absent)?;
+                self.write(
+                    "memory",
+                    "memory.memsw.limit_in_bytes",
+                    &limits.memory.to_string(),
+                )
+                .or_else(absent)?;
                 // Buffers of sockets count as memory in version 2; here they have a limit of their own, or none at all.
-                self.write("memory", "memory.kmem.tcp.limit_in_bytes", &(limits.memory / 4).to_string()).or_else(absent)?;
+                self.write(
+                    "memory",
+                    "memory.kmem.tcp.limit_in_bytes",
+                    &(limits.memory / 4).to_string(),
+                )
+                .or_else(absent)?;
                 self.write("pids", "pids.max", &limits.pids.to_string())?;
                 if let Some(((major, minor), bps)) = limits.io {
                     let line = format!("{major}:{minor} {bps}");
@@ -189,7 +214,10 @@ impl Group {
             Version::V2 => GroupStats {
                 cpu_usec: field(&self.read("", "cpu.stat")?, "usage_usec"),
                 memory: number(&self.read("", "memory.current")?),
-                memory_peak: self.read("", "memory.peak").map(|s| number(&s)).unwrap_or_default(),
+                memory_peak: self
+                    .read("", "memory.peak")
+                    .map(|s| number(&s))
+                    .unwrap_or_default(),
                 pids: number(&self.read("", "pids.current")?),
                 oom_kills: field(&self.read("", "memory.events")?, "oom_kill"),
                 forks_refused: field(&self.read("", "pids.events")?, "max"),
@@ -216,7 +244,10 @@ impl Group {
         while !self.frozen()? {
             if std::time::Instant::now() > deadline {
                 self.thaw()?;
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "a process of the box cannot be frozen"));
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "a process of the box cannot be frozen",
+                ));
             }
             std::thread::sleep(std::time::Duration::from_micros(100));
         }
@@ -268,15 +299,29 @@ impl Group {
     }
 
     fn path(&self, controller: &str, file: &str) -> PathBuf {
-        let directory = self.directories.iter().find(|(c, _)| *c == controller).map(|(_, path)| path);
+        let directory = self
+            .directories
+            .iter()
+            .find(|(c, _)| *c == controller)
+            .map(|(_, path)| path);
         directory.unwrap_or(&self.directories[0].1).join(file)
     }
 
     fn write(&self, controller: &str, file: &str, value: &str) -> io::Result<()> {
         let path = self.path(controller, file);
         // Written with the flags of a plain open: create would be refused, and truncate is meaningless here.
-        let write = || io::Write::write_all(&mut fs::OpenOptions::new().write(true).open(&path)?, value.as_bytes());
-        write().map_err(|e| io::Error::new(e.kind(), format!("cannot write {value} to {}: {e}", path.display())))
+        let write = || {
+            io::Write::write_all(
+                &mut fs::OpenOptions::new().write(true).open(&path)?,
+                value.as_bytes(),
+            )
+        };
+        write().map_err(|e| {
+            io::Error::new(
+                e.kind(),
+                format!("cannot write {value} to {}: {e}", path.display()),
+            )
+        })
     }
 
     fn read(&self, controller: &str, file: &str) -> io::Result<String> {
@@ -286,9 +331,10 @@ impl Group {
 
 fn make_dir(path: &Path) -> io::Result<()> {
     match fs::create_dir(path) {
-        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-            Err(io::Error::new(e.kind(), format!("cannot make the cgroup {}: {e}", path.display())))
-        }
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(io::Error::new(
+            e.kind(),
+            format!("cannot make the cgroup {}: {e}", path.display()),
+        )),
         _ => Ok(()),
     }
 }
@@ -297,7 +343,13 @@ fn make_dir(path: &Path) -> io::Result<()> {
 fn delegate(path: &Path) -> io::Result<()> {
     let wanted = V2_CONTROLLERS.map(|c| format!("+{c}")).join(" ");
     fs::write(path.join("cgroup.subtree_control"), &wanted).map_err(|e| {
-        io::Error::new(e.kind(), format!("cannot enable the controllers {wanted} in {}: {e}", path.display()))
+        io::Error::new(
+            e.kind(),
+            format!(
+                "cannot enable the controllers {wanted} in {}: {e}",
+                path.display()
+            ),
+        )
     })
 }
 
@@ -314,7 +366,9 @@ fn number(text: &str) -> u64 {
 }
 
 fn field(text: &str, name: &str) -> u64 {
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value.map(number).unwrap_or_default()
 }
 

@@ -97,7 +97,13 @@ const CLONE_NAMESPACE_FLAGS: i32 = libc::CLONE_NEWNS
 
 /// What ordinary programs talk through. Of the others, vsock would lead to the hypervisor, and most lead to code of the
 /// kernel that few have looked at.
-const SOCKET_FAMILIES: [i32; 5] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET];
+const SOCKET_FAMILIES: [i32; 5] = [
+    libc::AF_UNIX,
+    libc::AF_INET,
+    libc::AF_INET6,
+    libc::AF_NETLINK,
+    libc::AF_PACKET,
+];
 
 const BTRFS_IOCTL_TYPE: u32 = 0x9400;
 /// FICLONE, FICLONERANGE and FIDEDUPERANGE, which cp and others use on every filesystem.
@@ -105,7 +111,10 @@ const BTRFS_CLONE_IOCTLS: [u32; 3] = [0x4004_9409, 0x4020_940D, 0xC018_9436];
 
 impl SystemCallFilter {
     pub fn compile() -> io::Result<Self> {
-        let mut allowed: Vec<Value> = ALLOWED.split_whitespace().map(|name| json!({ "syscall": name })).collect();
+        let mut allowed: Vec<Value> = ALLOWED
+            .split_whitespace()
+            .map(|name| json!({ "syscall": name }))
+            .collect();
         // clone3 hides its flags behind a pointer, so it is said not to exist, and the C library falls
         // back to clone, whose flags can be looked at.
         allowed.push(json!({ "syscall": "clone", "args": [
@@ -114,13 +123,16 @@ impl SystemCallFilter {
         allowed.extend(SOCKET_FAMILIES.map(|family| {
             json!({ "syscall": "socket", "args": [{ "index": 0, "type": "dword", "op": "eq", "val": family }] })
         }));
-        let mut forbidden: Vec<Value> =
-            FORBIDDEN.split_whitespace().map(|name| json!({ "syscall": name })).collect();
+        let mut forbidden: Vec<Value> = FORBIDDEN
+            .split_whitespace()
+            .map(|name| json!({ "syscall": name }))
+            .collect();
         // Of btrfs' own ioctls only those on file contents: a subvolume made in a box would have no quota.
         let mut btrfs = vec![
             json!({ "index": 1, "type": "dword", "op": { "masked_eq": 0xFF00 }, "val": BTRFS_IOCTL_TYPE }),
         ];
-        btrfs.extend(BTRFS_CLONE_IOCTLS.map(|c| json!({ "index": 1, "type": "dword", "op": "ne", "val": c })));
+        btrfs
+            .extend(BTRFS_CLONE_IOCTLS.map(|c| json!({ "index": 1, "type": "dword", "op": "ne", "val": c })));
         forbidden.push(json!({ "syscall": "ioctl", "args": btrfs }));
         Ok(Self {
             programs: [
@@ -147,7 +159,9 @@ impl SystemCallFilter {
         let (length, programs) = bytes.split_at_checked(4)?;
         let length = u32::from_le_bytes(length.try_into().ok()?) as usize;
         let (first, second) = programs.split_at_checked(length)?;
-        Some(Self { programs: [first.to_vec(), second.to_vec()] })
+        Some(Self {
+            programs: [first.to_vec(), second.to_vec()],
+        })
     }
 }
 
@@ -159,9 +173,14 @@ fn compile(rules: Vec<Value>, otherwise: Value, matched: Value) -> io::Result<Ve
             json!({ "box": { "mismatch_action": otherwise, "match_action": matched, "filter": rules } });
         seccompiler::compile_from_json(filter.to_string().as_bytes(), arch)
     };
-    let known: Vec<Value> =
-        rules.into_iter().filter(|rule| program(std::slice::from_ref(rule)).is_ok()).collect();
-    let program = program(&known).map_err(io::Error::other)?.remove("box").unwrap_or_default();
+    let known: Vec<Value> = rules
+        .into_iter()
+        .filter(|rule| program(std::slice::from_ref(rule)).is_ok())
+        .collect();
+    let program = program(&known)
+        .map_err(io::Error::other)?
+        .remove("box")
+        .unwrap_or_default();
     let bytes = |i: &seccompiler::sock_filter| {
         let [c0, c1] = i.code.to_ne_bytes();
         let [k0, k1, k2, k3] = i.k.to_ne_bytes();
@@ -180,9 +199,19 @@ fn install(program: &[u8]) -> io::Result<()> {
             k: u32::from_ne_bytes([c[4], c[5], c[6], c[7]]),
         })
         .collect();
-    let fprog = libc::sock_fprog { len: instructions.len() as u16, filter: instructions.as_mut_ptr() };
+    let fprog = libc::sock_fprog {
+        len: instructions.len() as u16,
+        filter: instructions.as_mut_ptr(),
+    };
     // SAFETY: `fprog` points to `len` instructions that outlive the call; the kernel copies and checks them.
-    match unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const fprog) } {
+    match unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            0,
+            &raw const fprog,
+        )
+    } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -201,13 +230,21 @@ mod tests {
     #[test]
     fn no_call_is_both_allowed_and_forbidden() {
         let allowed: Vec<_> = ALLOWED.split_whitespace().collect();
-        let both: Vec<_> = FORBIDDEN.split_whitespace().filter(|name| allowed.contains(name)).collect();
+        let both: Vec<_> = FORBIDDEN
+            .split_whitespace()
+            .filter(|name| allowed.contains(name))
+            .collect();
         assert!(both.is_empty(), "{both:?}");
     }
 
     #[test]
     fn both_programs_fit_into_what_the_kernel_takes() {
         let filter = SystemCallFilter::compile().unwrap();
-        assert!(filter.programs.iter().all(|p| p.len() / 8 <= 4096 && p.len() > 8 * 40));
+        assert!(
+            filter
+                .programs
+                .iter()
+                .all(|p| p.len() / 8 <= 4096 && p.len() > 8 * 40)
+        );
     }
 }

@@ -46,7 +46,10 @@ pub struct LoopDevice {
 impl LoopDevice {
     pub fn attach(backing: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(backing)?;
-        let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
+        let control = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/loop-control")?;
         // Somebody else may take the free device between the two calls; then the next one is tried.
         for _ in 0..64 {
             // SAFETY: takes no argument and returns a number.
@@ -56,7 +59,11 @@ impl LoopDevice {
             }
             let path = PathBuf::from(format!("/dev/loop{number}"));
             let device = OpenOptions::new().read(true).write(true).open(&path)?;
-            match configure(device.as_raw_fd(), file.as_raw_fd(), LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO) {
+            match configure(
+                device.as_raw_fd(),
+                file.as_raw_fd(),
+                LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO,
+            ) {
                 Ok(()) => return Ok(Self { device, path }),
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => continue,
                 // A filesystem without direct I/O (a tmpfs, an overlay) serves as well, with a second cache.
@@ -73,7 +80,10 @@ impl LoopDevice {
     /// Opens a device that is attached already.
     pub fn open(path: &Path) -> io::Result<Self> {
         let device = OpenOptions::new().read(true).write(true).open(path)?;
-        Ok(Self { device, path: path.to_owned() })
+        Ok(Self {
+            device,
+            path: path.to_owned(),
+        })
     }
 
     /// Takes on the present size of the backing file.

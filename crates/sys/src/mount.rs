@@ -38,7 +38,13 @@ impl Detached {
     /// Attaches the mount at `target`.
     pub fn attach(self, target: impl AsRef<Path>) -> io::Result<()> {
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-        Ok(rustix::mount::move_mount(self.0.as_fd(), c"", CWD, target.as_ref(), flags)?)
+        Ok(rustix::mount::move_mount(
+            self.0.as_fd(),
+            c"",
+            CWD,
+            target.as_ref(),
+            flags,
+        )?)
     }
 
     /// Takes a mount that another process made and handed over.
@@ -47,9 +53,19 @@ impl Detached {
     }
 }
 
-fn set_attributes(mount: BorrowedFd<'_>, set: u64, clear: u64, userns: Option<BorrowedFd<'_>>) -> io::Result<()> {
+fn set_attributes(
+    mount: BorrowedFd<'_>,
+    set: u64,
+    clear: u64,
+    userns: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
     let attr = libc::mount_attr {
-        attr_set: set | if userns.is_some() { libc::MOUNT_ATTR_IDMAP } else { 0 },
+        attr_set: set
+            | if userns.is_some() {
+                libc::MOUNT_ATTR_IDMAP
+            } else {
+                0
+            },
         attr_clr: clear,
         propagation: 0,
         userns_fd: userns.map_or(0, |fd| fd.as_raw_fd() as u64),
@@ -67,7 +83,11 @@ fn set_attributes(mount: BorrowedFd<'_>, set: u64, clear: u64, userns: Option<Bo
             size_of::<libc::mount_attr>(),
         )
     };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 impl AsFd for Detached {

@@ -42,7 +42,9 @@ pub fn clone_into(namespaces: i32, owner: u32) -> io::Result<Cloned> {
 /// Forks with `flags`, whose lowest byte is the exit signal.
 fn clone_with(flags: u64) -> io::Result<Cloned> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
-        return Err(io::Error::other("a process with several threads cannot be cloned safely"));
+        return Err(io::Error::other(
+            "a process with several threads cannot be cloned safely",
+        ));
     }
     #[repr(C)]
     #[derive(Default)]
@@ -56,7 +58,11 @@ fn clone_with(flags: u64) -> io::Result<Cloned> {
         stack_size: u64,
         tls: u64,
     }
-    let args = CloneArgs { flags: flags & !0xFF, exit_signal: flags & 0xFF, ..Default::default() };
+    let args = CloneArgs {
+        flags: flags & !0xFF,
+        exit_signal: flags & 0xFF,
+        ..Default::default()
+    };
     // SAFETY: `args` is a valid clone_args of the size given. No stack is passed and CLONE_VM is not set, so
     // the child runs on a copy of this stack like after fork(); the process has one thread, checked above, so
     // every lock in that copy is free.
@@ -98,7 +104,10 @@ pub fn user_namespace(base: u32) -> io::Result<OwnedFd> {
 
 /// Moves the calling thread into a network namespace, for good.
 pub fn enter_network(netns: BorrowedFd<'_>) -> io::Result<()> {
-    Ok(rustix::thread::move_into_link_name_space(netns, Some(LinkNameSpaceType::Network))?)
+    Ok(rustix::thread::move_into_link_name_space(
+        netns,
+        Some(LinkNameSpaceType::Network),
+    )?)
 }
 
 /// Gives the calling thread (of a process with one) a mount namespace of its own.

@@ -15,7 +15,10 @@ pub struct Process {
 impl Process {
     pub fn open(pid: i32) -> io::Result<Self> {
         let raw = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Self { pid, pidfd: rustix::process::pidfd_open(raw, PidfdFlags::empty())? })
+        Ok(Self {
+            pid,
+            pidfd: rustix::process::pidfd_open(raw, PidfdFlags::empty())?,
+        })
     }
 
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
@@ -29,7 +32,12 @@ impl Process {
     pub fn reap(&self) -> Option<rustix::process::WaitIdStatus> {
         use rustix::process::{WaitId, WaitIdOptions, waitid};
         use std::os::fd::AsFd;
-        waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten()
+        waitid(
+            WaitId::PidFd(self.pidfd.as_fd()),
+            WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
+        )
+        .ok()
+        .flatten()
     }
 }
 
@@ -38,12 +46,18 @@ pub fn start_time(pid: i32) -> io::Result<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The command name may hold spaces and parentheses; the fields after the last one do not.
     let fields = stat.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
-    fields.split_whitespace().nth(19).and_then(|f| f.parse().ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    fields
+        .split_whitespace()
+        .nth(19)
+        .and_then(|f| f.parse().ok())
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Identifies this boot of the host.
 pub fn host_boot_id() -> io::Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?
+        .trim()
+        .to_owned())
 }
 
 /// Puts a copy of `fd` under the number `number`, inherited by programs executed from now on.
@@ -61,12 +75,20 @@ pub fn place_fd(fd: std::os::fd::BorrowedFd<'_>, number: i32) -> io::Result<()> 
 pub fn close_inherited_from(first: u32) -> io::Result<()> {
     // SAFETY: the caller has opened nothing, so what is closed was inherited, and nothing in this process refers to it.
     let done = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Marks every descriptor from `first` on to be closed by the next execve.
 pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     // SAFETY: with CLOSE_RANGE_CLOEXEC no descriptor is closed now, so no owner loses one.
     let done = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }

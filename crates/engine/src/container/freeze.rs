@@ -13,6 +13,9 @@ impl Container {
     }
 
     pub(super) fn thaw_box(&self, id: &Id) -> Result<()> {
-        self.live(id)?.group.thaw().map_err(EngineError::io("cannot thaw the box"))
+        self.live(id)?
+            .group
+            .thaw()
+            .map_err(EngineError::io("cannot thaw the box"))
     }
 }

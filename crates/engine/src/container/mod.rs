@@ -20,7 +20,9 @@ use crate::criu::Criu;
 use crate::guest_binary::{self, GuestBinary};
 use crate::home::Pool;
 use crate::network::{self, Network};
-use crate::{BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, MemoryImage, Result};
+use crate::{
+    BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, MemoryImage, Result,
+};
 
 mod adopt;
 mod checkpoint;
@@ -100,7 +102,10 @@ impl Container {
         let criu = criu.unwrap_or_else(|e| Err(e.to_string()));
         match &criu {
             Ok(criu) => tracing::debug!(version = criu.version, "memory images are made by criu"),
-            Err(reason) => tracing::warn!(reason, "no memory images: boxes can stand by and stop, but not hibernate"),
+            Err(reason) => tracing::warn!(
+                reason,
+                "no memory images: boxes can stand by and stop, but not hibernate"
+            ),
         }
         Ok(Self {
             launcher: config.launcher.clone(),
@@ -149,7 +154,9 @@ fn instance(data: &Path) -> String {
 
 /// Waits for the end of a process, and reaps it if it is a child of ours.
 pub(crate) async fn ended(process: &Process) {
-    let Ok(pidfd) = process.pidfd.as_fd().try_clone_to_owned() else { return };
+    let Ok(pidfd) = process.pidfd.as_fd().try_clone_to_owned() else {
+        return;
+    };
     if let Ok(pidfd) = dorm_sys::readiness::register(pidfd) {
         let _ = pidfd.readable().await;
     }
@@ -179,7 +186,10 @@ impl Engine for Container {
         let oom_kills = live.group.stats().map(|s| s.oom_kills).unwrap_or_default();
         let reason = match oom_kills {
             0 => "process 1 of the box ended".to_owned(),
-            _ => format!("process 1 of the box ended; the box was out of memory (limit {} MiB)", live.memory_limit >> 20),
+            _ => format!(
+                "process 1 of the box ended; the box was out of memory (limit {} MiB)",
+                live.memory_limit >> 20
+            ),
         };
         Ok(BoxExit { reason })
     }
@@ -188,13 +198,21 @@ impl Engine for Container {
         let live = self.live(id)?;
         let failed = || EngineError::io("cannot reach the guest");
         let inside = self.network.inside();
-        let stream =
-            inside.connect(Arc::clone(&live.netns), dorm_proto::boot::GUEST_SOCKET).await.map_err(failed())?;
-        Ok(Box::new(tokio::net::UnixStream::from_std(stream).map_err(failed())?))
+        let stream = inside
+            .connect(Arc::clone(&live.netns), dorm_proto::boot::GUEST_SOCKET)
+            .await
+            .map_err(failed())?;
+        Ok(Box::new(
+            tokio::net::UnixStream::from_std(stream).map_err(failed())?,
+        ))
     }
 
     async fn stats(&self, id: &Id) -> Result<BoxStats> {
-        let stats = self.live(id)?.group.stats().map_err(EngineError::io("cannot measure the box"))?;
+        let stats = self
+            .live(id)?
+            .group
+            .stats()
+            .map_err(EngineError::io("cannot measure the box"))?;
         Ok(BoxStats {
             cpu_usec: stats.cpu_usec,
             memory_bytes: stats.memory,
@@ -231,7 +249,10 @@ impl Engine for Container {
     }
 
     async fn present(&self) -> Result<Vec<Id>> {
-        let names = self.cgroups.list().map_err(EngineError::io("cannot list the boxes"))?;
+        let names = self
+            .cgroups
+            .list()
+            .map_err(EngineError::io("cannot list the boxes"))?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
 }

@@ -60,18 +60,39 @@ impl SpareGroup {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        tracing::warn!(group = self.name, "a group of processes that have ended cannot be removed");
+        tracing::warn!(
+            group = self.name,
+            "a group of processes that have ended cannot be removed"
+        );
     }
 }
 
 impl Spares {
     pub(super) fn new(launcher: PathBuf, filter: Vec<u8>, cgroups: Hierarchy) -> Arc<Self> {
         // What an earlier daemon kept ready went with it, but for the group.
-        for name in cgroups.list().unwrap_or_default().into_iter().filter(|name| name.starts_with(PREFIX)) {
-            tokio::spawn(SpareGroup { cgroups: cgroups.clone(), name }.remove());
+        for name in cgroups
+            .list()
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|name| name.starts_with(PREFIX))
+        {
+            tokio::spawn(
+                SpareGroup {
+                    cgroups: cgroups.clone(),
+                    name,
+                }
+                .remove(),
+            );
         }
         let (ready, refilling, closed) = Default::default();
-        let spares = Arc::new(Self { launcher, filter, cgroups, ready, refilling, closed });
+        let spares = Arc::new(Self {
+            launcher,
+            filter,
+            cgroups,
+            ready,
+            refilling,
+            closed,
+        });
         spares.refill();
         spares
     }
@@ -84,7 +105,9 @@ impl Spares {
             let _made = self.refilling.lock().await;
             spare = self.ready().pop();
         }
-        let alive = spare.as_mut().is_some_and(|s| s.process.try_wait().is_ok_and(|ended| ended.is_none()));
+        let alive = spare
+            .as_mut()
+            .is_some_and(|s| s.process.try_wait().is_ok_and(|ended| ended.is_none()));
         let spare = match spare {
             Some(spare) if alive => Ok(spare),
             dead => {
@@ -145,10 +168,21 @@ impl Spares {
                 return Err(failed("was prepared")(error.into()));
             }
         };
-        let spare = Spare { process, socket, group };
-        let join = spare.group.as_ref().map(|g| self.cgroups.group(&g.name).join_files()).unwrap_or_default();
+        let spare = Spare {
+            process,
+            socket,
+            group,
+        };
+        let join = spare
+            .group
+            .as_ref()
+            .map(|g| self.cgroups.group(&g.name).join_files())
+            .unwrap_or_default();
         let said = async {
-            spare.socket.send_json(&Preparation { join, filter: true }).await?;
+            spare
+                .socket
+                .send_json(&Preparation { join, filter: true })
+                .await?;
             spare.socket.send(&self.filter).await?;
             spare.socket.receive().await
         };
@@ -164,8 +198,14 @@ impl Spares {
     }
 
     fn make_group(&self) -> Result<SpareGroup> {
-        let group = SpareGroup { cgroups: self.cgroups.clone(), name: format!("{PREFIX}{}", Id::random()) };
-        self.cgroups.group(&group.name).make().map_err(|e| failed("was given its limits")(e.into()))?;
+        let group = SpareGroup {
+            cgroups: self.cgroups.clone(),
+            name: format!("{PREFIX}{}", Id::random()),
+        };
+        self.cgroups
+            .group(&group.name)
+            .make()
+            .map_err(|e| failed("was given its limits")(e.into()))?;
         Ok(group)
     }
 
@@ -177,7 +217,11 @@ impl Spares {
 impl Spare {
     /// Ends the launcher and removes its group.
     async fn end(self) {
-        let Self { mut process, socket, group } = self;
+        let Self {
+            mut process,
+            socket,
+            group,
+        } = self;
         drop(socket);
         let _ = process.wait().await;
         if let Some(group) = group {
@@ -186,7 +230,12 @@ impl Spare {
     }
 
     /// Gives the launcher's group, or a new one that it has yet to join, to the box `id`.
-    pub(super) fn claim(&mut self, cgroups: &Hierarchy, id: &Id, limits: &GroupLimits) -> Result<(Group, Vec<PathBuf>)> {
+    pub(super) fn claim(
+        &mut self,
+        cgroups: &Hierarchy,
+        id: &Id,
+        limits: &GroupLimits,
+    ) -> Result<(Group, Vec<PathBuf>)> {
         let failed = |e: std::io::Error| failed("was given its limits")(e.into());
         match self.group.take() {
             Some(spare) => {

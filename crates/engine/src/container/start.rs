@@ -20,7 +20,10 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 pub(super) fn failed(step: &str) -> impl FnOnce(Cause) -> EngineError {
-    move |source| EngineError::Start { step: step.to_owned(), source }
+    move |source| EngineError::Start {
+        step: step.to_owned(),
+        source,
+    }
 }
 
 impl Container {
@@ -45,7 +48,11 @@ impl Container {
             boxes.insert(spec.id.clone(), Slot::Starting);
         }
         // If this future is dropped halfway, the reservation goes, and the next start sweeps the rest.
-        let reservation = Reservation { container: self, spec, settled: false };
+        let reservation = Reservation {
+            container: self,
+            spec,
+            settled: false,
+        };
         if self.cgroups.group(spec.id.as_str()).exists() {
             self.remove_remains(&spec.id).await?;
         }
@@ -82,14 +89,19 @@ impl Container {
         let process = tokio::time::timeout(READY_WITHIN, handshake(&launcher.socket, &launch))
             .await
             .map_err(|e| failed("was launched")(e.into()))??;
-        let Spare { process: mut launcher, socket, .. } = launcher;
+        let Spare {
+            process: mut launcher,
+            socket,
+            ..
+        } = launcher;
         let reap_launcher = async {
             let _ = launcher.wait().await;
         };
 
         let outcome = tokio::time::timeout(READY_WITHIN, async {
             let netns = process_netns(&process)?;
-            let (attached, ()) = tokio::join!(self.network.attach(&spec.id, spec.slot, &netns), reap_launcher);
+            let (attached, ()) =
+                tokio::join!(self.network.attach(&spec.id, spec.slot, &netns), reap_launcher);
             // A box whose set-up failed is gone by now, and says why better than the network can.
             if let Err(error) = attached {
                 return Err(match said(&socket).await {
@@ -123,7 +135,12 @@ impl Container {
             Some(bps) => Some((self.pool.device()?, bps)),
             None => None,
         };
-        Ok(GroupLimits { cpu_millis: limits.cpu_millis, memory: limits.memory, pids: limits.pids, io })
+        Ok(GroupLimits {
+            cpu_millis: limits.cpu_millis,
+            memory: limits.memory,
+            pids: limits.pids,
+            io,
+        })
     }
 }
 
@@ -161,8 +178,14 @@ impl Drop for Reservation<'_> {
 
 /// Sends the launcher its orders and learns who process 1 is.
 async fn handshake(socket: &PacketSocket, spec: &launch::Spec) -> Result<Process> {
-    socket.send_json(spec).await.map_err(|e| failed("was launched")(e.into()))?;
-    let answer = socket.receive().await.map_err(|e| failed("was launched")(e.into()))?;
+    socket
+        .send_json(spec)
+        .await
+        .map_err(|e| failed("was launched")(e.into()))?;
+    let answer = socket
+        .receive()
+        .await
+        .map_err(|e| failed("was launched")(e.into()))?;
     match serde_json::from_slice(&answer) {
         Ok(Report::Pid(pid)) => Process::open(pid).map_err(|e| failed("was launched")(e.into())),
         _ => Err(failed("was launched")(reason(&answer).into())),
@@ -193,5 +216,12 @@ fn random_uuid() -> String {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
     let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    format!(
+        "{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    )
 }

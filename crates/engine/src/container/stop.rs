@@ -17,7 +17,11 @@ impl Container {
         if let Some(Slot::Live(live)) = slot {
             live.stopping.send_replace(true);
             // A signal reaches a frozen process when it is thawed, and this one before anything else does.
-            let first = if grace.is_zero() { Signal::KILL } else { Signal::TERM };
+            let first = if grace.is_zero() {
+                Signal::KILL
+            } else {
+                Signal::TERM
+            };
             let _ = live.process.signal(first);
             let _ = live.group.thaw();
             if tokio::time::timeout(grace, ended(&live.process)).await.is_err() {
@@ -40,10 +44,15 @@ impl Container {
             loop {
                 // A pid that is gone by now needs no killing.
                 let listed = group.processes().map_err(failed())?;
-                let mut listed: Vec<Process> = listed.into_iter().filter_map(|pid| Process::open(pid).ok()).collect();
+                let mut listed: Vec<Process> = listed
+                    .into_iter()
+                    .filter_map(|pid| Process::open(pid).ok())
+                    .collect();
                 // One that went to a stranger before it was opened is not in the group now.
                 let members = group.processes().map_err(failed())?;
-                listed.retain(|process| members.binary_search(&process.pid).is_ok() || process.reap().is_some());
+                listed.retain(|process| {
+                    members.binary_search(&process.pid).is_ok() || process.reap().is_some()
+                });
                 for process in &listed {
                     let _ = process.signal(Signal::KILL);
                 }

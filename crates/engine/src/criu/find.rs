@@ -33,7 +33,9 @@ pub fn find(data: &Path, launcher: &Path) -> Result<Criu, String> {
         version: found.version,
         knowledge: knowledge.exists().then(|| knowledge.clone()),
     };
-    let tried_before = fs::read(&kept).ok().and_then(|text| serde_json::from_slice::<Found>(&text).ok());
+    let tried_before = fs::read(&kept)
+        .ok()
+        .and_then(|text| serde_json::from_slice::<Found>(&text).ok());
     if let Some(found) = tried_before
         && found.kernel == kernel
         && version(&found.command).is_ok_and(|v| v == found.version)
@@ -44,7 +46,11 @@ pub fn find(data: &Path, launcher: &Path) -> Result<Criu, String> {
     for command in candidates() {
         let tested = version(&command).and_then(|version| {
             self_test(&command, launcher, &knowledge)?;
-            Ok(Found { command: command.clone(), version, kernel: kernel.clone() })
+            Ok(Found {
+                command: command.clone(),
+                version,
+                kernel: kernel.clone(),
+            })
         });
         match tested {
             Ok(found) => {
@@ -63,22 +69,33 @@ pub fn find(data: &Path, launcher: &Path) -> Result<Criu, String> {
 
 fn candidates() -> Vec<Vec<PathBuf>> {
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/sbin:/usr/bin".into());
-    let system = std::env::split_paths(&path).map(|d| d.join("criu")).find(|f| f.is_file()).map(|f| vec![f]);
+    let system = std::env::split_paths(&path)
+        .map(|d| d.join("criu"))
+        .find(|f| f.is_file())
+        .map(|f| vec![f]);
     let libraries = Path::new(PRIVATE_COPY).join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
     let linker = match std::env::consts::ARCH {
         "aarch64" => libraries.join("ld-linux-aarch64.so.1"),
         _ => libraries.join("ld-linux-x86-64.so.2"),
     };
     let criu = Path::new(PRIVATE_COPY).join("usr/sbin/criu");
-    let private = linker.is_file().then(|| vec![linker, "--library-path".into(), libraries, criu]);
+    let private = linker
+        .is_file()
+        .then(|| vec![linker, "--library-path".into(), libraries, criu]);
     system.into_iter().chain(private).collect()
 }
 
 fn version(command: &[PathBuf]) -> io::Result<String> {
-    let output = Command::new(&command[0]).args(&command[1..]).arg("--version").stdin(Stdio::null()).output()?;
+    let output = Command::new(&command[0])
+        .args(&command[1..])
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let version = text.lines().find_map(|line| line.strip_prefix("Version: "));
-    version.map(str::to_owned).ok_or_else(|| io::Error::other("it does not start"))
+    version
+        .map(str::to_owned)
+        .ok_or_else(|| io::Error::other("it does not start"))
 }
 
 /// The process of the test: does nothing but hold a listening socket.
@@ -122,7 +139,9 @@ exit 0
 "#;
 
 fn self_test(command: &[PathBuf], launcher: &Path, knowledge: &Path) -> io::Result<()> {
-    let images = tempfile::Builder::new().prefix("dorm-criu-test").tempdir_in("/var/tmp")?;
+    let images = tempfile::Builder::new()
+        .prefix("dorm-criu-test")
+        .tempdir_in("/var/tmp")?;
     let launcher = fs::read_link(launcher).unwrap_or_else(|_| launcher.to_owned());
     let output = Command::new("unshare")
         .args(["--mount", "sh", "-c", SCRIPT, "sh"])
@@ -138,5 +157,8 @@ fn self_test(command: &[PathBuf], launcher: &Path, knowledge: &Path) -> io::Resu
     }
     let reason = super::rpc::errors(&images.path().join(super::LOG));
     let said = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(io::Error::other(format!("it failed in a test: {}", reason.unwrap_or_else(said))))
+    Err(io::Error::other(format!(
+        "it failed in a test: {}",
+        reason.unwrap_or_else(said)
+    )))
 }

@@ -44,12 +44,24 @@ impl Manifest {
             let hash = blake3::Hasher::new().update_mmap(entry.path())?.finalize();
             file.sync_all()?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            files.insert(name, FileEntry { size: file.metadata()?.len(), blake3: hash.to_hex().to_string() });
+            files.insert(
+                name,
+                FileEntry {
+                    size: file.metadata()?.len(),
+                    blake3: hash.to_hex().to_string(),
+                },
+            );
         }
         let size = files.values().map(|file| file.size).sum();
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
-        let manifest =
-            Self { format: FORMAT, guest_hash: guest_hash.to_owned(), uid_base, criu: criu.to_owned(), kernel, files };
+        let manifest = Self {
+            format: FORMAT,
+            guest_hash: guest_hash.to_owned(),
+            uid_base,
+            criu: criu.to_owned(),
+            kernel,
+            files,
+        };
         let mut file = File::create_new(directory.join(NAME))?;
         file.write_all(&serde_json::to_vec_pretty(&manifest)?)?;
         file.sync_all()?;
@@ -58,23 +70,35 @@ impl Manifest {
         if let Some(parent) = image.parent() {
             File::open(parent)?.sync_all()?;
         }
-        Ok(MemoryImage { size, guest_hash: manifest.guest_hash })
+        Ok(MemoryImage {
+            size,
+            guest_hash: manifest.guest_hash,
+        })
     }
 
     /// Reads the manifest and compares every file with it. The error says what is wrong, in words.
     pub(crate) fn verify(image: &Path) -> Result<Self, String> {
         let text = fs::read(image.join(NAME)).map_err(|e| format!("its manifest cannot be read: {e}"))?;
-        let manifest: Self = serde_json::from_slice(&text).map_err(|e| format!("its manifest makes no sense: {e}"))?;
+        let manifest: Self =
+            serde_json::from_slice(&text).map_err(|e| format!("its manifest makes no sense: {e}"))?;
         if manifest.format != FORMAT {
-            return Err(format!("it is of format {}, and this dorm knows {FORMAT}", manifest.format));
+            return Err(format!(
+                "it is of format {}, and this dorm knows {FORMAT}",
+                manifest.format
+            ));
         }
         for (name, entry) in &manifest.files {
             let path = image.join(name);
-            let found = fs::metadata(&path).map_err(|e| format!("{name} cannot be read: {e}"))?.len();
+            let found = fs::metadata(&path)
+                .map_err(|e| format!("{name} cannot be read: {e}"))?
+                .len();
             if found != entry.size {
                 return Err(format!("{name} has {found} bytes and should have {}", entry.size));
             }
-            let hash = blake3::Hasher::new().update_mmap(&path).map_err(|e| format!("{name} cannot be read: {e}"))?.finalize();
+            let hash = blake3::Hasher::new()
+                .update_mmap(&path)
+                .map_err(|e| format!("{name} cannot be read: {e}"))?
+                .finalize();
             if hash.to_hex().as_str() != entry.blake3 {
                 return Err(format!("the checksum of {name} is wrong"));
             }
@@ -111,7 +135,11 @@ mod tests {
         let mut bytes = fs::read(image.join("pages-1.img")).unwrap();
         bytes[50_000] ^= 1;
         fs::write(image.join("pages-1.img"), bytes).unwrap();
-        assert!(Manifest::verify(&image).unwrap_err().contains("checksum of pages-1.img"));
+        assert!(
+            Manifest::verify(&image)
+                .unwrap_err()
+                .contains("checksum of pages-1.img")
+        );
     }
 
     #[test]

@@ -37,13 +37,20 @@ fn external_mounts(in_box: bool) -> Vec<String> {
         .iter()
         .map(|device| (format!("/dev/{device}"), format!("/dev/{device}")))
         .collect();
-    mounts.push((dorm_proto::boot::GUEST_PATH.to_owned(), launch::STAGED_GUEST.to_owned()));
+    mounts.push((
+        dorm_proto::boot::GUEST_PATH.to_owned(),
+        launch::STAGED_GUEST.to_owned(),
+    ));
     mounts.extend(launch::masked_files().map(|path| (path.to_owned(), "/dev/null".to_owned())));
     mounts
         .into_iter()
         .map(|(inside, outside)| {
             let key = inside.trim_start_matches('/').replace('/', "-");
-            if in_box { format!("mnt[{inside}]:{key}") } else { format!("mnt[{key}]:{outside}") }
+            if in_box {
+                format!("mnt[{inside}]:{key}")
+            } else {
+                format!("mnt[{key}]:{outside}")
+            }
         })
         .collect()
 }
@@ -55,9 +62,19 @@ impl Criu {
         let directory = File::open(images).map_err(failed())?;
         let (socket, theirs) = PacketSocket::pair().map_err(failed())?;
         let mut process = launch::spawn(launcher, theirs, std::process::Stdio::null()).map_err(failed())?;
-        let spec = Spec { home: PathBuf::new(), uid_base: 0, job: self.job(None, Vec::new()) };
+        let spec = Spec {
+            home: PathBuf::new(),
+            uid_base: 0,
+            job: self.job(None, Vec::new()),
+        };
         let done = async {
-            socket.send_json(&Preparation { join: Vec::new(), filter: false }).await.map_err(failed())?;
+            socket
+                .send_json(&Preparation {
+                    join: Vec::new(),
+                    filter: false,
+                })
+                .await
+                .map_err(failed())?;
             expect(&socket, |r| matches!(r, Report::Prepared)).await?;
             socket.send_json(&spec).await.map_err(failed())?;
             expect(&socket, |r| matches!(r, Report::Executing)).await?;
@@ -95,11 +112,21 @@ impl Criu {
         options.external = external_mounts(false);
         let call = rpc::restore(socket, options).await;
         let call = call.map_err(|refused| EngineError::BadImage(self.reason(work, refused)))?;
-        Ok(Restoring { criu: self, call, work, _open: [directory, work_directory] })
+        Ok(Restoring {
+            criu: self,
+            call,
+            work,
+            _open: [directory, work_directory],
+        })
     }
 
     pub(crate) fn job(&self, guest: Option<PathBuf>, join: Vec<PathBuf>) -> Job {
-        Job::Criu { command: self.command.clone(), knowledge: self.knowledge.clone(), guest, join }
+        Job::Criu {
+            command: self.command.clone(),
+            knowledge: self.knowledge.clone(),
+            guest,
+            join,
+        }
     }
 
     fn reason(&self, work: &Path, refused: rpc::Refused) -> String {
@@ -124,7 +151,9 @@ impl Restoring<'_> {
     pub(crate) async fn namespaces(&self) -> Result<i32> {
         match self.call.next().await {
             Ok(rpc::Progress::Namespaces(pid)) => Ok(pid),
-            Ok(rpc::Progress::Done { .. }) => Err(EngineError::BadImage("it has no namespaces of its own".to_owned())),
+            Ok(rpc::Progress::Done { .. }) => Err(EngineError::BadImage(
+                "it has no namespaces of its own".to_owned(),
+            )),
             Err(refused) => Err(self.refused(refused)),
         }
     }
@@ -157,6 +186,8 @@ async fn expect(socket: &PacketSocket, wanted: fn(&Report) -> bool) -> Result<()
     match serde_json::from_slice(&packet) {
         Ok(report) if wanted(&report) => Ok(()),
         Ok(Report::Failed(reason)) => Err(failed()(std::io::Error::other(reason))),
-        other => Err(failed()(std::io::Error::other(format!("the launcher said {other:?}")))),
+        other => Err(failed()(std::io::Error::other(format!(
+            "the launcher said {other:?}"
+        )))),
     }
 }

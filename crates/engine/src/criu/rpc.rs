@@ -149,18 +149,25 @@ pub(super) async fn restore(socket: &PacketSocket, options: Options) -> Result<C
 impl<'a> Call<'a> {
     async fn begin(socket: &'a PacketSocket, kind: i32, options: Options) -> Result<Self, Refused> {
         let call = Self(socket);
-        call.send(Request { kind, options: Some(options), notify_success: None }).await?;
+        call.send(Request {
+            kind,
+            options: Some(options),
+            notify_success: None,
+        })
+        .await?;
         Ok(call)
     }
 
     pub(super) async fn next(&self) -> Result<Progress, Refused> {
         loop {
             let packet = self.0.receive().await.map_err(lost)?;
-            let response =
-                Response::decode(&packet[..]).map_err(|e| Refused(format!("criu's answer makes no sense: {e}")))?;
+            let response = Response::decode(&packet[..])
+                .map_err(|e| Refused(format!("criu's answer makes no sense: {e}")))?;
             if response.kind != NOTIFY {
                 return match response.success {
-                    true => Ok(Progress::Done { pid: response.restored.map(|r| r.pid) }),
+                    true => Ok(Progress::Done {
+                        pid: response.restored.map(|r| r.pid),
+                    }),
                     false => Err(Refused(response.message.unwrap_or_default())),
                 };
             }
@@ -173,7 +180,12 @@ impl<'a> Call<'a> {
     }
 
     pub(super) async fn go_on(&self) -> Result<(), Refused> {
-        self.send(Request { kind: NOTIFY, options: None, notify_success: Some(true) }).await
+        self.send(Request {
+            kind: NOTIFY,
+            options: None,
+            notify_success: Some(true),
+        })
+        .await
     }
 
     async fn send(&self, request: Request) -> Result<(), Refused> {
@@ -188,9 +200,23 @@ fn lost(error: std::io::Error) -> Refused {
 /// The lines of CRIU's log that tell of errors, the first ones first: later ones follow from them.
 pub(super) fn errors(log: &Path) -> Option<String> {
     let text = std::fs::read_to_string(log).ok()?;
-    let message = |line: &str| Some(line.split_once("Error (")?.1.split_once("): ")?.1.trim().to_owned());
+    let message = |line: &str| {
+        Some(
+            line.split_once("Error (")?
+                .1
+                .split_once("): ")?
+                .1
+                .trim()
+                .to_owned(),
+        )
+    };
     let harmless = |line: &String| !line.starts_with("rlimit:");
-    let lines: Vec<String> = text.lines().filter_map(message).filter(harmless).take(3).collect();
+    let lines: Vec<String> = text
+        .lines()
+        .filter_map(message)
+        .filter(harmless)
+        .take(3)
+        .collect();
     (!lines.is_empty()).then(|| lines.join("; "))
 }
 
@@ -206,6 +232,9 @@ mod tests {
             (00.3) Error (criu/files.c:2): Can't dump file 7 of process 12 (io_uring)\n(00.4) Error (criu/cr.c:9): Dumping FAILED.\n";
         std::fs::write(&log, text).unwrap();
         let reason = errors(&log).unwrap();
-        assert_eq!(reason, "Can't dump file 7 of process 12 (io_uring); Dumping FAILED.");
+        assert_eq!(
+            reason,
+            "Can't dump file 7 of process 12 (io_uring); Dumping FAILED."
+        );
     }
 }

@@ -17,7 +17,11 @@ const LEVEL: i32 = 3;
 pub(super) async fn export(template: &Path, to: &Path) -> Result<()> {
     let (template, to) = (template.to_owned(), to.to_owned());
     blocking(move || {
-        let mut send = btrfs_command("send").arg("--quiet").arg(&template).stdout(Stdio::piped()).spawn()?;
+        let mut send = btrfs_command("send")
+            .arg("--quiet")
+            .arg(&template)
+            .stdout(Stdio::piped())
+            .spawn()?;
         let mut stream = send.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
         let mut encoder = zstd::Encoder::new(File::create(&to)?, LEVEL)?;
         io::copy(&mut stream, &mut encoder)?;
@@ -33,13 +37,19 @@ pub(super) async fn receive(from: &Path, incoming: &Path, target: &Path) -> Resu
     let (from, incoming, target) = (from.to_owned(), incoming.to_owned(), target.to_owned());
     blocking(move || {
         fs::create_dir(&incoming)?;
-        let mut receive = btrfs_command("receive").arg("--quiet").arg(&incoming).stdin(Stdio::piped()).spawn()?;
+        let mut receive = btrfs_command("receive")
+            .arg("--quiet")
+            .arg(&incoming)
+            .stdin(Stdio::piped())
+            .spawn()?;
         let mut stream = receive.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
         let copied = io::copy(&mut zstd::Decoder::new(File::open(&from)?)?, &mut stream);
         drop(stream);
         succeeded(receive)?;
         copied?;
-        let received = fs::read_dir(&incoming)?.next().ok_or(io::ErrorKind::UnexpectedEof)??;
+        let received = fs::read_dir(&incoming)?
+            .next()
+            .ok_or(io::ErrorKind::UnexpectedEof)??;
         // Moved while writable, since a read-only subvolume stays in its directory.
         let subvolume = File::open(received.path())?;
         btrfs::set_read_only(subvolume.as_fd(), false)?;
@@ -54,7 +64,9 @@ pub(super) async fn receive(from: &Path, incoming: &Path, target: &Path) -> Resu
 /// Removes what is left of a reception.
 pub(super) fn discard(filesystem: &Filesystem, incoming: &Path) {
     debug_assert!(incoming.starts_with(&filesystem.root));
-    let Ok(directory) = File::open(incoming) else { return };
+    let Ok(directory) = File::open(incoming) else {
+        return;
+    };
     for entry in fs::read_dir(incoming).into_iter().flatten().flatten() {
         let _ = btrfs::delete_subvolume(directory.as_fd(), OsStr::new(&entry.file_name()));
     }
@@ -63,7 +75,11 @@ pub(super) fn discard(filesystem: &Filesystem, incoming: &Path) {
 
 fn btrfs_command(verb: &str) -> Command {
     let mut command = Command::new("btrfs");
-    command.arg(verb).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+        .arg(verb)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
     command
 }
 
@@ -72,9 +88,13 @@ fn succeeded(child: std::process::Child) -> io::Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    Err(io::Error::other(
+        String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+    ))
 }
 
 async fn blocking(work: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(io::Error::other)?
 }

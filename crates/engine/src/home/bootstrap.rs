@@ -14,10 +14,25 @@ use crate::{Debian, EngineError, LogSink, Result};
 pub(super) async fn mmdebstrap(target: &Path, debian: &Debian, log: LogSink) -> Result<()> {
     let mut command = Command::new("setpriv");
     command
-        .args(["--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "mmdebstrap"])
+        .args([
+            "--pdeathsig",
+            "KILL",
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "mmdebstrap",
+        ])
         .args(["--mode=root", "--variant=minbase", "--format=directory"])
-        .args(["--aptopt=Acquire::Languages \"none\"", "--dpkgopt=path-exclude=/usr/share/man/*"])
-        .args(["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-include=/usr/share/doc/*/copyright"]);
+        .args([
+            "--aptopt=Acquire::Languages \"none\"",
+            "--dpkgopt=path-exclude=/usr/share/man/*",
+        ])
+        .args([
+            "--dpkgopt=path-exclude=/usr/share/doc/*",
+            "--dpkgopt=path-include=/usr/share/doc/*/copyright",
+        ]);
     if !debian.packages.is_empty() {
         command.arg(format!("--include={}", debian.packages.join(",")));
     }
@@ -29,7 +44,9 @@ pub(super) async fn mmdebstrap(target: &Path, debian: &Debian, log: LogSink) -> 
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
-    let mut child = command.spawn().map_err(EngineError::io("cannot start mmdebstrap (package mmdebstrap)"))?;
+    let mut child = command
+        .spawn()
+        .map_err(EngineError::io("cannot start mmdebstrap (package mmdebstrap)"))?;
     let mut last = String::new();
     if let Some(stderr) = child.stderr.take() {
         let mut lines = BufReader::new(stderr).lines();
@@ -41,9 +58,14 @@ pub(super) async fn mmdebstrap(target: &Path, debian: &Debian, log: LogSink) -> 
             let _ = log.send(line);
         }
     }
-    let status = child.wait().await.map_err(EngineError::io("cannot wait for mmdebstrap"))?;
+    let status = child
+        .wait()
+        .await
+        .map_err(EngineError::io("cannot wait for mmdebstrap"))?;
     if status.success() {
         return Ok(());
     }
-    Err(EngineError::io("mmdebstrap could not make the filesystem")(io::Error::other(last)))
+    Err(EngineError::io("mmdebstrap could not make the filesystem")(
+        io::Error::other(last),
+    ))
 }

@@ -47,13 +47,19 @@ impl Pool {
             let mut tick = tokio::time::interval(GROWTH_CHECK);
             loop {
                 tick.tick().await;
-                let Some(filesystem) = watched.upgrade() else { return };
-                if let Ok(Err(error)) = tokio::task::spawn_blocking(move || filesystem.grow_if_needed()).await {
+                let Some(filesystem) = watched.upgrade() else {
+                    return;
+                };
+                if let Ok(Err(error)) = tokio::task::spawn_blocking(move || filesystem.grow_if_needed()).await
+                {
                     tracing::warn!(error = %crate::chain(&error), "the pool could not grow");
                 }
             }
         });
-        let pool = Self { filesystem, launcher: launcher.to_owned() };
+        let pool = Self {
+            filesystem,
+            launcher: launcher.to_owned(),
+        };
         pool.sweep_incoming();
         Ok(pool)
     }
@@ -95,7 +101,8 @@ impl Pool {
     }
 
     fn directory(&self, name: &str) -> Result<File> {
-        File::open(self.filesystem.root.join(name)).map_err(EngineError::io(format!("cannot open the pool's {name}")))
+        File::open(self.filesystem.root.join(name))
+            .map_err(EngineError::io(format!("cannot open the pool's {name}")))
     }
 
     fn set_limit_of(&self, home: &File, disk: u64) -> io::Result<()> {
@@ -163,7 +170,9 @@ impl Homes for Pool {
         self.blocking(move |pool| {
             // A template shares what it holds with the homes made from it, and may share it with another template.
             let (opened, measure) = match File::open(pool.home_path(&id)) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => (File::open(pool.template_path(&id)), "referenced"),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    (File::open(pool.template_path(&id)), "referenced")
+                }
                 home => (home, "exclusive"),
             };
             let home = match opened {
@@ -178,7 +187,10 @@ impl Homes for Pool {
                 let text = fs::read_to_string(file).map_err(failed())?;
                 text.trim().parse().map_err(|e| failed()(io::Error::other(e)))
             };
-            Ok(HomeUsage { used: read(measure)?, limit: read("max_exclusive")? })
+            Ok(HomeUsage {
+                used: read(measure)?,
+                limit: read("max_exclusive")?,
+            })
         })
         .await
     }
@@ -226,7 +238,9 @@ impl Homes for Pool {
             let failed = || pool.no_space_or("cannot seal the template");
             let (home, template) = (pool.home_path(&id), pool.template_path(&id));
             fs::rename(&home, &template).map_err(failed())?;
-            File::open(&template).and_then(|t| btrfs::set_read_only(t.as_fd(), true)).map_err(failed())?;
+            File::open(&template)
+                .and_then(|t| btrfs::set_read_only(t.as_fd(), true))
+                .map_err(failed())?;
             btrfs::sync(&pool.filesystem.directory).map_err(failed())
         })
         .await
@@ -256,22 +270,26 @@ impl Homes for Pool {
 
     async fn snapshot(&self, id: &Id, snapshot: &Id) -> Result<()> {
         let (id, snapshot) = (id.clone(), snapshot.clone());
-        self.blocking(move |pool| pool.take_snapshot(&id, &snapshot)).await
+        self.blocking(move |pool| pool.take_snapshot(&id, &snapshot))
+            .await
     }
 
     async fn create_from_snapshot(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
         let (id, snapshot) = (id.clone(), snapshot.clone());
-        self.blocking(move |pool| pool.copy_snapshot(&snapshot, "homes", id.as_str(), disk)).await
+        self.blocking(move |pool| pool.copy_snapshot(&snapshot, "homes", id.as_str(), disk))
+            .await
     }
 
     async fn roll_back(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
         let (id, snapshot) = (id.clone(), snapshot.clone());
-        self.blocking(move |pool| pool.swap_home(&id, &snapshot, disk)).await
+        self.blocking(move |pool| pool.swap_home(&id, &snapshot, disk))
+            .await
     }
 
     async fn delete_snapshot(&self, snapshot: &Id) -> Result<()> {
         let snapshot = snapshot.clone();
-        self.blocking(move |pool| pool.delete_in("snapshots", &snapshot)).await
+        self.blocking(move |pool| pool.delete_in("snapshots", &snapshot))
+            .await
     }
 
     async fn snapshots(&self) -> Result<Vec<Id>> {

@@ -40,16 +40,28 @@ impl Filesystem {
         let data = File::open(&config.data).map_err(EngineError::io("cannot open the data directory"))?;
         let root = config.data.join("pool");
         make_private_dir(&root)?;
-        let on_btrfs = btrfs::is_btrfs(data.as_fd()).map_err(EngineError::io("cannot look at the data directory"))?;
-        let image = if on_btrfs { None } else { Some(mount_image(config, &root)?) };
+        let on_btrfs =
+            btrfs::is_btrfs(data.as_fd()).map_err(EngineError::io("cannot look at the data directory"))?;
+        let image = if on_btrfs {
+            None
+        } else {
+            Some(mount_image(config, &root)?)
+        };
 
         let directory = File::open(&root).map_err(EngineError::io("cannot open the pool"))?;
-        btrfs::enable_quota(directory.as_fd()).map_err(EngineError::io("cannot turn on quotas in the pool"))?;
+        btrfs::enable_quota(directory.as_fd())
+            .map_err(EngineError::io("cannot turn on quotas in the pool"))?;
         let uuid = btrfs::uuid(directory.as_fd()).map_err(EngineError::io("cannot identify the pool"))?;
         for name in ["homes", "templates", "snapshots"] {
             make_private_dir(&root.join(name))?;
         }
-        Ok(Self { root, directory, uuid, image, max_size: config.max_size })
+        Ok(Self {
+            root,
+            directory,
+            uuid,
+            image,
+            max_size: config.max_size,
+        })
     }
 
     /// The device that the pool's traffic goes to, as cgroups name it.
@@ -61,14 +73,20 @@ impl Filesystem {
                 device.map_err(EngineError::io("cannot find the pool's device"))?
             }
         };
-        let stat = rustix::fs::stat(&path).map_err(|e| EngineError::io("cannot look at the pool's device")(e.into()))?;
+        let stat = rustix::fs::stat(&path)
+            .map_err(|e| EngineError::io("cannot look at the pool's device")(e.into()))?;
         Ok((rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)))
     }
 
     pub(super) fn space(&self) -> Result<Space> {
-        let of = |file: &File| rustix::fs::fstatvfs(file).map_err(|e| EngineError::io("cannot measure the pool")(e.into()));
+        let of = |file: &File| {
+            rustix::fs::fstatvfs(file).map_err(|e| EngineError::io("cannot measure the pool")(e.into()))
+        };
         let stat = of(&self.directory)?;
-        let mut space = Space { total: stat.f_blocks * stat.f_frsize, free: stat.f_bavail * stat.f_frsize };
+        let mut space = Space {
+            total: stat.f_blocks * stat.f_frsize,
+            free: stat.f_bavail * stat.f_frsize,
+        };
         if let Some((image, _)) = &self.image {
             let room = self.room_to_grow(image)?;
             space.total += room;
@@ -81,15 +99,23 @@ impl Filesystem {
         let failed = || EngineError::io("cannot measure the pool file");
         let size = fs::metadata(image).map_err(failed())?.len();
         let host = rustix::fs::statvfs(image).map_err(|e| failed()(e.into()))?;
-        let used = fs::metadata(image).map(|m| std::os::unix::fs::MetadataExt::blocks(&m) * 512).unwrap_or(size);
+        let used = fs::metadata(image)
+            .map(|m| std::os::unix::fs::MetadataExt::blocks(&m) * 512)
+            .unwrap_or(size);
         let host_free = (host.f_bavail * host.f_frsize).saturating_sub(HOST_RESERVE);
-        let limit = if self.max_size == 0 { u64::MAX } else { self.max_size };
+        let limit = if self.max_size == 0 {
+            u64::MAX
+        } else {
+            self.max_size
+        };
         Ok((used + host_free).min(limit).saturating_sub(size))
     }
 
     /// Grows the pool file by half when less than a fifth of it is free. `true` if it grew.
     pub(super) fn grow_if_needed(&self) -> Result<bool> {
-        let Some((image, device)) = &self.image else { return Ok(false) };
+        let Some((image, device)) = &self.image else {
+            return Ok(false);
+        };
         let failed = || EngineError::io("cannot grow the pool");
         let stat = rustix::fs::fstatvfs(&self.directory).map_err(|e| failed()(e.into()))?;
         if stat.f_bavail * 5 > stat.f_blocks {
@@ -100,7 +126,11 @@ impl Filesystem {
         if step < 64 << 20 {
             return Ok(false);
         }
-        fs::OpenOptions::new().write(true).open(image).and_then(|f| f.set_len(size + step)).map_err(failed())?;
+        fs::OpenOptions::new()
+            .write(true)
+            .open(image)
+            .and_then(|f| f.set_len(size + step))
+            .map_err(failed())?;
         device.update_size().map_err(failed())?;
         btrfs::grow_to_device(self.directory.as_fd()).map_err(failed())?;
         tracing::info!(from = size, to = size + step, "the pool grew");
@@ -109,7 +139,12 @@ impl Filesystem {
 
     /// Unmounts the pool if it is a file and nobody uses it.
     pub(super) fn close(self) {
-        let Self { root, directory, image, .. } = self;
+        let Self {
+            root,
+            directory,
+            image,
+            ..
+        } = self;
         drop(directory);
         if image.is_some() {
             match rustix::mount::unmount(&root, rustix::mount::UnmountFlags::empty()) {
@@ -121,19 +156,25 @@ impl Filesystem {
 }
 
 fn make_private_dir(path: &Path) -> Result<()> {
-    fs::DirBuilder::new().mode(0o700).recursive(true).create(path).map_err(EngineError::io(format!("cannot make {}", path.display())))
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .recursive(true)
+        .create(path)
+        .map_err(EngineError::io(format!("cannot make {}", path.display())))
 }
 
 fn mount_image(config: &Config, root: &Path) -> Result<(PathBuf, LoopDevice)> {
     let image = config.data.join("pool.img");
     if let Ok(device) = mounted_device(root) {
-        let device = LoopDevice::open(&device).map_err(EngineError::io("cannot open the pool's loop device"))?;
+        let device =
+            LoopDevice::open(&device).map_err(EngineError::io("cannot open the pool's loop device"))?;
         return Ok((image, device));
     }
     if !image.exists() {
         make_image(&image, config.initial_size)?;
     }
-    let device = LoopDevice::attach(&image).map_err(EngineError::io("cannot attach the pool file to a loop device"))?;
+    let device = LoopDevice::attach(&image)
+        .map_err(EngineError::io("cannot attach the pool file to a loop device"))?;
     rustix::mount::mount(
         &device.path,
         root,
@@ -167,7 +208,9 @@ fn make_image(image: &Path, size: u64) -> Result<()> {
         let text = String::from_utf8_lossy(&made.stderr).trim().to_owned();
         return Err(EngineError::io("mkfs.btrfs failed")(io::Error::other(text)));
     }
-    file.sync_all().and_then(|()| fs::rename(&unfinished, image)).map_err(failed())
+    file.sync_all()
+        .and_then(|()| fs::rename(&unfinished, image))
+        .map_err(failed())
 }
 
 /// The source of the btrfs mount at `root`, if there is one.
@@ -187,8 +230,10 @@ fn mounted_device(root: &Path) -> io::Result<PathBuf> {
 
 /// mountinfo writes blanks and the like as three octal digits.
 fn unescape(field: &str) -> String {
-    ["040", "011", "012", "134"].iter().fold(field.to_owned(), |text, code| {
-        let byte = u8::from_str_radix(code, 8).unwrap_or(b'?') as char;
-        text.replace(&format!("\\{code}"), &byte.to_string())
-    })
+    ["040", "011", "012", "134"]
+        .iter()
+        .fold(field.to_owned(), |text, code| {
+            let byte = u8::from_str_radix(code, 8).unwrap_or(b'?') as char;
+            text.replace(&format!("\\{code}"), &byte.to_string())
+        })
 }

@@ -21,7 +21,9 @@ impl Pool {
     /// Makes a writable copy of a snapshot as `name` in one of the pool's directories.
     pub(super) fn copy_snapshot(&self, snapshot: &Id, directory: &str, name: &str, disk: u64) -> Result<()> {
         let source = match File::open(self.filesystem.root.join("snapshots").join(snapshot.as_str())) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(EngineError::NoHome(snapshot.clone())),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(EngineError::NoHome(snapshot.clone()));
+            }
             opened => opened.map_err(EngineError::io("cannot open the snapshot"))?,
         };
         let into = self.directory(directory)?;
@@ -71,8 +73,14 @@ impl Pool {
 
     /// Removes what an exchange that did not end has left.
     pub(super) fn sweep_incoming(&self) {
-        let Ok(homes) = self.directory("homes") else { return };
-        for entry in fs::read_dir(self.filesystem.root.join("homes")).into_iter().flatten().flatten() {
+        let Ok(homes) = self.directory("homes") else {
+            return;
+        };
+        for entry in fs::read_dir(self.filesystem.root.join("homes"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             if entry.file_name().as_encoded_bytes().starts_with(b"incoming-") {
                 let _ = btrfs::delete_subvolume(homes.as_fd(), &entry.file_name());
             }

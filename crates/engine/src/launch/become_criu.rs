@@ -28,7 +28,10 @@ pub(super) fn execute(
             let home = bind(&spec.home, NODEV, NOSUID).step("bind the home")?;
             let ids = dorm_sys::namespace::user_namespace(spec.uid_base).step("make a user namespace")?;
             home.map_ids(ids.as_fd()).step("map the ids of the home")?;
-            Some((home, bind(guest, RDONLY | NOSUID | NODEV, NOEXEC).step("bind the guest")?))
+            Some((
+                home,
+                bind(guest, RDONLY | NOSUID | NODEV, NOEXEC).step("bind the guest")?,
+            ))
         }
         None => None,
     };
@@ -38,8 +41,14 @@ pub(super) fn execute(
         fs::File::create(STAGED_GUEST).step("attach the guest")?;
         guest.attach(STAGED_GUEST).step("attach the guest")?;
     }
-    rustix::mount::mount("tmpfs", "/run", "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=700,size=1m")
-        .step("mount /run")?;
+    rustix::mount::mount(
+        "tmpfs",
+        "/run",
+        "tmpfs",
+        MountFlags::NOSUID | MountFlags::NODEV,
+        c"mode=700,size=1m",
+    )
+    .step("mount /run")?;
     if let Some(knowledge) = knowledge {
         fs::write("/run/criu.kdat", knowledge).step("hand over what criu knows")?;
     }
@@ -50,10 +59,15 @@ pub(super) fn execute(
 
 fn exec(command: &[PathBuf]) -> io::Error {
     use std::os::unix::process::CommandExt;
-    let Some((program, arguments)) = command.split_first() else { return io::ErrorKind::InvalidInput.into() };
+    let Some((program, arguments)) = command.split_first() else {
+        return io::ErrorKind::InvalidInput.into();
+    };
     std::process::Command::new(program)
         .args(arguments)
         .args(["swrk", "0"])
-        .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        .env(
+            "PATH",
+            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        )
         .exec()
 }

@@ -26,8 +26,8 @@ use dorm_sys::confine::SystemCallFilter;
 use dorm_sys::mount::Detached;
 use dorm_sys::namespace::{self, Cloned};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use serde::{Deserialize, Serialize};
 
@@ -96,7 +96,10 @@ pub(crate) enum Report {
     Pid(i32),
     Failed(String),
     /// An unpacked layer: entries applied, and what had to be left out.
-    Unpacked { entries: u64, warnings: Vec<String> },
+    Unpacked {
+        entries: u64,
+        warnings: Vec<String>,
+    },
     BadLayer(String),
     /// The home has no room for the layer.
     Full,
@@ -118,7 +121,11 @@ pub fn main() -> ! {
 }
 
 /// Starts a launcher on its end of the launch socket. `output` is its standard output.
-pub(crate) fn spawn(launcher: &Path, socket: OwnedFd, output: std::process::Stdio) -> io::Result<tokio::process::Child> {
+pub(crate) fn spawn(
+    launcher: &Path,
+    socket: OwnedFd,
+    output: std::process::Stdio,
+) -> io::Result<tokio::process::Child> {
     tokio::process::Command::new(launcher)
         .arg(SUBCOMMAND)
         .env_clear()
@@ -143,7 +150,10 @@ trait Step<T> {
 
 impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
     fn step(self, step: &str) -> Result<T, Failure> {
-        self.map_err(|e| Failure { step: step.to_owned(), source: e.into() })
+        self.map_err(|e| Failure {
+            step: step.to_owned(),
+            source: e.into(),
+        })
     }
 }
 
@@ -171,7 +181,9 @@ fn receive_json<T: serde::de::DeserializeOwned>(from: BorrowedFd<'_>) -> io::Res
 }
 
 fn join(files: &[PathBuf]) -> Result<(), Failure> {
-    files.iter().try_for_each(|file| std::fs::write(file, "0").step(&format!("join {}", file.display())))
+    files
+        .iter()
+        .try_for_each(|file| std::fs::write(file, "0").step(&format!("join {}", file.display())))
 }
 
 fn launch() -> Result<(), Failure> {
@@ -179,7 +191,8 @@ fn launch() -> Result<(), Failure> {
     let filter = match preparation.filter {
         true => {
             let bytes = receive(daemon()).step("read the system call filter")?;
-            let filter = SystemCallFilter::from_bytes(&bytes).ok_or(io::Error::from(io::ErrorKind::InvalidData));
+            let filter =
+                SystemCallFilter::from_bytes(&bytes).ok_or(io::Error::from(io::ErrorKind::InvalidData));
             Some(filter.step("read the system call filter")?)
         }
         false => None,
@@ -196,7 +209,13 @@ fn launch() -> Result<(), Failure> {
         join(late)?;
         rootfs::raise_limits().step("set resource limits")?;
     }
-    if let Job::Criu { command, knowledge, guest, join: late } = &spec.job {
+    if let Job::Criu {
+        command,
+        knowledge,
+        guest,
+        join: late,
+    } = &spec.job
+    {
         join(late)?;
         return become_criu::execute(command, knowledge.as_deref(), guest.as_deref(), &spec);
     }
@@ -204,9 +223,13 @@ fn launch() -> Result<(), Failure> {
     let mounts = bind_mounts(&spec).step("prepare the mounts")?;
     rootfs::stage().step("make a place for the root filesystem")?;
 
-    let (ours, theirs) =
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .step("make a socket pair")?;
+    let (ours, theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .step("make a socket pair")?;
     match namespace::clone_into(namespace::BOX_NAMESPACES, spec.uid_base).step("make the namespaces")? {
         Cloned::Child => {
             drop(ours);
@@ -251,12 +274,20 @@ fn become_box(spec: &Spec, filter: Option<&SystemCallFilter>, launcher: OwnedFd)
     drop(launcher);
     rootfs::become_root().step("become root of the box")?;
     match &spec.job {
-        Job::Guest { hostname, boot_id, tmpfs_bytes, .. } => {
+        Job::Guest {
+            hostname,
+            boot_id,
+            tmpfs_bytes,
+            ..
+        } => {
             rootfs::enter(mounts, hostname, boot_id, *tmpfs_bytes)?;
-            dorm_sys::process::place_fd(daemon(), dorm_proto::boot::BOOT_FD).step("hand over the boot socket")?;
+            dorm_sys::process::place_fd(daemon(), dorm_proto::boot::BOOT_FD)
+                .step("hand over the boot socket")?;
             rootfs::detach_stdio().step("detach standard input and output")?;
-            dorm_sys::process::close_on_exec_from(dorm_proto::boot::BOOT_FD as u32 + 1).step("close descriptors")?;
-            dorm_sys::confine::bound_capabilities(dorm_sys::confine::BOX_CAPABILITIES).step("drop capabilities")?;
+            dorm_sys::process::close_on_exec_from(dorm_proto::boot::BOOT_FD as u32 + 1)
+                .step("close descriptors")?;
+            dorm_sys::confine::bound_capabilities(dorm_sys::confine::BOX_CAPABILITIES)
+                .step("drop capabilities")?;
             if let Some(filter) = filter {
                 filter.install().step("install the system call filter")?;
             }
@@ -275,7 +306,10 @@ fn exec_guest() -> io::Error {
     use std::os::unix::process::CommandExt;
     std::process::Command::new(dorm_proto::boot::GUEST_PATH)
         .env_clear()
-        .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        .env(
+            "PATH",
+            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        )
         .exec()
 }
 
@@ -314,10 +348,17 @@ fn receive_mounts(from: BorrowedFd<'_>) -> io::Result<Vec<Detached>> {
     let mut text = [0; 16];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got =
-        rustix::net::recvmsg(from, &mut [IoSliceMut::new(&mut text)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let got = rustix::net::recvmsg(
+        from,
+        &mut [IoSliceMut::new(&mut text)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
     if got.bytes == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the launcher gave up"));
+        return Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "the launcher gave up",
+        ));
     }
     let mut mounts = Vec::new();
     for message in control.drain() {

@@ -21,17 +21,35 @@ pub(crate) const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urando
 
 /// Hidden, as container runtimes hide them: they tell of the host, or act on it.
 const MASKED: [&str; 12] = [
-    "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug",
-    "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
 ];
 
 /// Those of [`MASKED`] that are files on this host, and so are covered by /dev/null.
 pub(crate) fn masked_files() -> impl Iterator<Item = &'static str> {
-    MASKED.into_iter().filter(|path| fs::symlink_metadata(path).is_ok_and(|found| !found.is_dir()))
+    MASKED
+        .into_iter()
+        .filter(|path| fs::symlink_metadata(path).is_ok_and(|found| !found.is_dir()))
 }
 
 /// Readable only.
-const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+const READ_ONLY: [&str; 5] = [
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+];
 
 /// Pseudoterminals of one box. The kernel has 4096 for the whole host, of which the host keeps 1024 for itself.
 const TERMINALS: u32 = 256;
@@ -42,11 +60,19 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Raised by the launcher, which may: a box may lower them and raise them up to these again.
 pub(super) fn raise_limits() -> io::Result<()> {
     let set = |resource, soft, hard| {
-        rustix::process::setrlimit(resource, Rlimit { current: Some(soft), maximum: Some(hard) })
+        rustix::process::setrlimit(
+            resource,
+            Rlimit {
+                current: Some(soft),
+                maximum: Some(hard),
+            },
+        )
     };
     // Without CAP_SYS_RESOURCE the daemon's own limit is the most a box can have.
     if set(Resource::Nofile, 65_536, 1_048_576).is_err() {
-        let own = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(65_536);
+        let own = rustix::process::getrlimit(Resource::Nofile)
+            .maximum
+            .unwrap_or(65_536);
         set(Resource::Nofile, own.min(65_536), own)?;
     }
     set(Resource::Core, 0, 0)?;
@@ -58,7 +84,13 @@ pub(super) fn raise_limits() -> io::Result<()> {
 /// host's directories, can reach as its working directory.
 pub(super) fn stage() -> io::Result<()> {
     rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
-    rustix::mount::mount("tmpfs", "/tmp", "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=755,size=64k")?;
+    rustix::mount::mount(
+        "tmpfs",
+        "/tmp",
+        "tmpfs",
+        MountFlags::NOSUID | MountFlags::NODEV,
+        c"mode=755,size=64k",
+    )?;
     fs::create_dir("/tmp/root")?;
     std::env::set_current_dir("/tmp")
 }
@@ -72,7 +104,12 @@ pub(super) fn become_root() -> io::Result<()> {
 }
 
 /// Makes the home the root filesystem, with everything mounted that a guest needs.
-pub(super) fn enter(mounts: Vec<Detached>, hostname: &str, boot_id: &str, tmpfs_bytes: u64) -> Result<(), Failure> {
+pub(super) fn enter(
+    mounts: Vec<Detached>,
+    hostname: &str,
+    boot_id: &str,
+    tmpfs_bytes: u64,
+) -> Result<(), Failure> {
     rustix::process::setsid().step("make a session")?;
     rustix::system::sethostname(hostname.as_bytes()).step("set the host name")?;
     let mut mounts = mounts.into_iter();
@@ -84,10 +121,30 @@ pub(super) fn enter(mounts: Vec<Detached>, hostname: &str, boot_id: &str, tmpfs_
     if mount("sysfs", "/sys", plain | MountFlags::RDONLY, "").is_err() {
         mount("tmpfs", "/sys", plain | MountFlags::RDONLY, "size=4k,mode=555")?;
     }
-    mount("tmpfs", "/run", MountFlags::NOSUID | MountFlags::NODEV, &format!("mode=755,size={}", tmpfs_bytes / 2))?;
-    mount("tmpfs", "/dev", MountFlags::NOSUID | MountFlags::NOEXEC, "mode=755,size=1m")?;
-    mount("devpts", "/dev/pts", MountFlags::NOSUID | MountFlags::NOEXEC, &format!("newinstance,max={TERMINALS},{PTS}"))?;
-    mount("tmpfs", "/dev/shm", plain, &format!("mode=1777,size={tmpfs_bytes}"))?;
+    mount(
+        "tmpfs",
+        "/run",
+        MountFlags::NOSUID | MountFlags::NODEV,
+        &format!("mode=755,size={}", tmpfs_bytes / 2),
+    )?;
+    mount(
+        "tmpfs",
+        "/dev",
+        MountFlags::NOSUID | MountFlags::NOEXEC,
+        "mode=755,size=1m",
+    )?;
+    mount(
+        "devpts",
+        "/dev/pts",
+        MountFlags::NOSUID | MountFlags::NOEXEC,
+        &format!("newinstance,max={TERMINALS},{PTS}"),
+    )?;
+    mount(
+        "tmpfs",
+        "/dev/shm",
+        plain,
+        &format!("mode=1777,size={tmpfs_bytes}"),
+    )?;
     leave(host)?;
 
     make_dir("/run/dorm").step("make /run/dorm")?;
@@ -130,9 +187,15 @@ fn pivot(home: Option<Detached>) -> Result<rustix::fd::OwnedFd, Failure> {
     let missing = || io::Error::from(io::ErrorKind::NotFound);
     rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .step("make all mounts private")?;
-    home.ok_or_else(missing).and_then(|home| home.attach("root")).step("attach the home")?;
-    let host = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .step("open the host's root")?;
+    home.ok_or_else(missing)
+        .and_then(|home| home.attach("root"))
+        .step("attach the home")?;
+    let host = rustix::fs::open(
+        "/",
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .step("open the host's root")?;
     std::env::set_current_dir("root").step("enter the home")?;
     rustix::process::pivot_root(".", ".").step("pivot into the home")?;
     // Working directory and root are named anew, since the stacked old root would shadow them.
@@ -147,7 +210,9 @@ fn leave(host: rustix::fd::OwnedFd) -> Result<(), Failure> {
 }
 
 fn mount(kind: &str, at: &str, flags: MountFlags, options: &str) -> Result<(), Failure> {
-    let options = std::ffi::CString::new(options).map_err(io::Error::from).step("mount")?;
+    let options = std::ffi::CString::new(options)
+        .map_err(io::Error::from)
+        .step("mount")?;
     // A link, which only an imported image can have here, might lead elsewhere by the time that parts are hidden.
     if fs::symlink_metadata(at).is_ok_and(|found| !found.is_dir()) {
         fs::remove_file(at).step(&format!("clear {at}"))?;
@@ -157,10 +222,17 @@ fn mount(kind: &str, at: &str, flags: MountFlags, options: &str) -> Result<(), F
 }
 
 fn attach(mount: Option<Detached>, at: &str) -> Result<(), Failure> {
-    let file = fs::OpenOptions::new().create(true).append(true).mode(0o644).open(at);
+    let file = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o644)
+        .open(at);
     file.step(&format!("make {at}"))?;
     let missing = || io::Error::from(io::ErrorKind::NotFound);
-    mount.ok_or_else(missing).and_then(|mount| mount.attach(at)).step(&format!("attach {at}"))
+    mount
+        .ok_or_else(missing)
+        .and_then(|mount| mount.attach(at))
+        .step(&format!("attach {at}"))
 }
 
 fn make_dir(at: &str) -> io::Result<()> {
@@ -169,9 +241,14 @@ fn make_dir(at: &str) -> io::Result<()> {
 
 fn hide(boot_id: &str) -> Result<(), Failure> {
     const EMPTY: &str = "/run/dorm/empty";
-    fs::DirBuilder::new().mode(0o555).create(EMPTY).step("make an empty directory")?;
+    fs::DirBuilder::new()
+        .mode(0o555)
+        .create(EMPTY)
+        .step("make an empty directory")?;
     for path in MASKED {
-        let Ok(found) = fs::symlink_metadata(path) else { continue };
+        let Ok(found) = fs::symlink_metadata(path) else {
+            continue;
+        };
         let cover = if found.is_dir() { EMPTY } else { "/dev/null" };
         bind_read_only(Path::new(cover), path)?;
     }
@@ -189,7 +266,11 @@ fn hide(boot_id: &str) -> Result<(), Failure> {
 fn bind_read_only(source: &Path, at: &str) -> Result<(), Failure> {
     use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
     // A cover of the device /dev/null must stay one.
-    let nodev = if source == Path::new("/dev/null") { 0 } else { NODEV };
+    let nodev = if source == Path::new("/dev/null") {
+        0
+    } else {
+        NODEV
+    };
     let covered = Detached::bind(source).and_then(|cover| {
         cover.set(RDONLY | NOSUID | NOEXEC | nodev, 0)?;
         cover.attach(at)

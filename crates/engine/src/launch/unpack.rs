@@ -15,7 +15,10 @@ pub(super) fn apply(offset: u64, length: u64) -> Result<(), Failure> {
     let mut layer = File::from(layer);
     layer.seek(SeekFrom::Start(offset)).step("find the layer")?;
     report(&match apply_layer(layer.take(length)) {
-        Ok(applied) => Report::Unpacked { entries: applied.entries, warnings: applied.warnings() },
+        Ok(applied) => Report::Unpacked {
+            entries: applied.entries,
+            warnings: applied.warnings(),
+        },
         Err(error) if error.is_full() => Report::Full,
         Err(error) => Report::BadLayer(crate::chain(&error)),
     });
@@ -23,22 +26,39 @@ pub(super) fn apply(offset: u64, length: u64) -> Result<(), Failure> {
 }
 
 /// The daemon's side: starts such a process and waits for its end.
-pub(crate) async fn unpack(launcher: &Path, home: &Path, uid_base: u32, layer: Layer, log: LogSink) -> Result<()> {
+pub(crate) async fn unpack(
+    launcher: &Path,
+    home: &Path,
+    uid_base: u32,
+    layer: Layer,
+    log: LogSink,
+) -> Result<()> {
     let failed = || EngineError::io("cannot unpack the layer");
     let spec = Spec {
         home: home.to_owned(),
         uid_base,
-        job: Job::Unpack { offset: layer.offset, length: layer.length },
+        job: Job::Unpack {
+            offset: layer.offset,
+            length: layer.length,
+        },
     };
     let (socket, theirs) = PacketSocket::pair().map_err(failed())?;
     let mut child = super::spawn(launcher, theirs, layer.file.into()).map_err(failed())?;
-    socket.send_json(&Preparation { join: Vec::new(), filter: false }).await.map_err(failed())?;
+    socket
+        .send_json(&Preparation {
+            join: Vec::new(),
+            filter: false,
+        })
+        .await
+        .map_err(failed())?;
     socket.send_json(&spec).await.map_err(failed())?;
 
     let mut process = None;
     let outcome = loop {
         let Ok(packet) = socket.receive().await else {
-            break Err(failed()(std::io::Error::other("the unpacking process ended without a word")));
+            break Err(failed()(std::io::Error::other(
+                "the unpacking process ended without a word",
+            )));
         };
         match serde_json::from_slice(&packet) {
             Ok(Report::Prepared | Report::Executing) => {}

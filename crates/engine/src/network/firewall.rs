@@ -37,7 +37,9 @@ fn ruleset(instance: &str, range: &Range, resolvers: &[Ipv4Addr]) -> String {
     let dns = match resolvers {
         [] => String::new(),
         [first, ..] => ["udp", "tcp"]
-            .map(|protocol| format!("iifname {boxes} ip daddr {GATEWAY} {protocol} dport 53 dnat ip to {first}"))
+            .map(|protocol| {
+                format!("iifname {boxes} ip daddr {GATEWAY} {protocol} dport 53 dnat ip to {first}")
+            })
             .join("\n    "),
     };
     format!(
@@ -91,20 +93,32 @@ table arp {table} {{
 
 /// Replaces the tables in one transaction: at no moment are boxes without them.
 pub(super) async fn load(instance: &str, range: &Range, resolvers: &[Ipv4Addr]) -> Result<()> {
-    nft(&ruleset(instance, range, resolvers)).await.map_err(EngineError::io("cannot load the firewall of boxes"))
+    nft(&ruleset(instance, range, resolvers))
+        .await
+        .map_err(EngineError::io("cannot load the firewall of boxes"))
 }
 
 pub(super) async fn unload(instance: &str) {
     let table = table(instance);
     for family in ["inet", "arp"] {
-        let _ = nft(&format!("table {family} {table}\ndelete table {family} {table}\n")).await;
+        let _ = nft(&format!(
+            "table {family} {table}\ndelete table {family} {table}\n"
+        ))
+        .await;
     }
 }
 
 async fn nft(rules: &str) -> io::Result<()> {
     let mut command = tokio::process::Command::new("nft");
-    command.args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-    let mut child = command.spawn().map_err(|e| io::Error::new(e.kind(), format!("nft (package nftables): {e}")))?;
+    command
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    let mut child = command
+        .spawn()
+        .map_err(|e| io::Error::new(e.kind(), format!("nft (package nftables): {e}")))?;
     if let Some(mut stdin) = child.stdin.take() {
         stdin.write_all(rules.as_bytes()).await?;
     }
@@ -112,5 +126,7 @@ async fn nft(rules: &str) -> io::Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    Err(io::Error::other(
+        String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+    ))
 }

@@ -37,10 +37,14 @@ impl Inside {
                     job();
                 }
                 // Staying would keep the box's namespace alive after its end.
-                dorm_sys::namespace::enter_network(host.as_fd()).expect("the host's own namespace can be entered");
+                dorm_sys::namespace::enter_network(host.as_fd())
+                    .expect("the host's own namespace can be entered");
             }
         };
-        std::thread::Builder::new().name("inside".to_owned()).spawn(work).map_err(failed())?;
+        std::thread::Builder::new()
+            .name("inside".to_owned())
+            .spawn(work)
+            .map_err(failed())?;
         Ok(Self { jobs })
     }
 
@@ -56,8 +60,12 @@ impl Inside {
             let _runtime = runtime.enter();
             let _ = done.send(work());
         });
-        self.jobs.send((netns, job)).map_err(|_| io::ErrorKind::BrokenPipe)?;
-        result.await.map_err(|_| io::Error::other("the box's network namespace cannot be entered"))?
+        self.jobs
+            .send((netns, job))
+            .map_err(|_| io::ErrorKind::BrokenPipe)?;
+        result
+            .await
+            .map_err(|_| io::Error::other("the box's network namespace cannot be entered"))?
     }
 
     /// Connects to an abstract unix socket in `netns`.
@@ -75,7 +83,10 @@ impl Inside {
     /// Brings up `lo` and `eth0` in `netns`, with all traffic going to the gateway.
     pub(super) async fn configure(&self, netns: Arc<OwnedFd>, address: Ipv4Addr) -> Result<()> {
         let failed = || EngineError::io("cannot configure the box's network");
-        let (connection, handle, _) = self.run(netns, rtnetlink::new_connection).await.map_err(failed())?;
+        let (connection, handle, _) = self
+            .run(netns, rtnetlink::new_connection)
+            .await
+            .map_err(failed())?;
         let connection = tokio::spawn(connection);
         let configured = configure(&handle, address).await;
         connection.abort();
@@ -88,7 +99,11 @@ async fn configure(handle: &Handle, address: Ipv4Addr) -> Result<(), rtnetlink::
     handle.link().set(up("lo")).execute().await?;
     handle.link().set(up("eth0")).execute().await?;
     let index = index_of(handle, "eth0").await?;
-    handle.address().add(index, IpAddr::V4(address), 32).execute().await?;
+    handle
+        .address()
+        .add(index, IpAddr::V4(address), 32)
+        .execute()
+        .await?;
     handle
         .neighbours()
         .add(index, IpAddr::V4(GATEWAY))
@@ -103,6 +118,9 @@ async fn configure(handle: &Handle, address: Ipv4Addr) -> Result<(), rtnetlink::
         .scope(RouteScope::Link)
         .build();
     handle.route().add(to_gateway).execute().await?;
-    let default = RouteMessageBuilder::<Ipv4Addr>::new().gateway(GATEWAY).output_interface(index).build();
+    let default = RouteMessageBuilder::<Ipv4Addr>::new()
+        .gateway(GATEWAY)
+        .output_interface(index)
+        .build();
     handle.route().add(default).execute().await
 }

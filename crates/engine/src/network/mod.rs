@@ -66,7 +66,13 @@ impl Network {
         }
         firewall::load(instance, &range, &resolvers).await?;
         let mtu = outward_mtu(&host).await;
-        Ok(Self { range, instance: instance.to_owned(), host, inside: Inside::start()?, mtu })
+        Ok(Self {
+            range,
+            instance: instance.to_owned(),
+            host,
+            inside: Inside::start()?,
+            mtu,
+        })
     }
 
     pub async fn close(&self) {
@@ -83,12 +89,18 @@ impl Network {
     }
 
     pub fn address(&self, slot: u32) -> Result<Ipv4Addr> {
-        let none = || EngineError::io("no address is left")(io::Error::other(format!("slot {slot} of {}", self.range)));
+        let none = || {
+            EngineError::io("no address is left")(io::Error::other(format!("slot {slot} of {}", self.range)))
+        };
         self.range.address(slot).ok_or_else(none)
     }
 
     fn interface(&self, id: &Id) -> String {
-        format!("{}{}", firewall::interface_prefix(&self.instance), &id.as_str()[..10])
+        format!(
+            "{}{}",
+            firewall::interface_prefix(&self.instance),
+            &id.as_str()[..10]
+        )
     }
 
     /// Gives the namespace `netns` of box `id` its interface, address and routes.
@@ -96,13 +108,20 @@ impl Network {
         let failed = |doing: &'static str| move |e| EngineError::io(doing)(io::Error::other(e));
         let address = self.address(slot)?;
         let name = self.interface(id);
-        let peer = LinkMessageBuilder::<LinkUnspec>::new().name("eth0".to_owned()).setns_by_fd(netns.as_raw_fd());
+        let peer = LinkMessageBuilder::<LinkUnspec>::new()
+            .name("eth0".to_owned())
+            .setns_by_fd(netns.as_raw_fd());
         let mut pair = LinkMessageBuilder::<LinkVeth>::new(&name, "eth0")
             .set_info_data(InfoData::Veth(InfoVeth::Peer(with_mtu(peer, self.mtu).build())))
             .address(GATEWAY_MAC.to_vec())
             .up();
         pair = with_mtu(pair, self.mtu);
-        self.host.link().add(pair.build()).execute().await.map_err(failed("cannot make the interface pair"))?;
+        self.host
+            .link()
+            .add(pair.build())
+            .execute()
+            .await
+            .map_err(failed("cannot make the interface pair"))?;
 
         let host_side = async {
             let index = index_of(&self.host, &name).await?;
@@ -137,7 +156,11 @@ fn with_mtu<T>(builder: LinkMessageBuilder<T>, mtu: Option<u32>) -> LinkMessageB
 async fn index_of(handle: &Handle, name: &str) -> Result<u32, rtnetlink::Error> {
     use futures_util::TryStreamExt;
     let mut links = handle.link().get().match_name(name.to_owned()).execute();
-    links.try_next().await?.map(|link| link.header.index).ok_or(rtnetlink::Error::RequestFailed)
+    links
+        .try_next()
+        .await?
+        .map(|link| link.header.index)
+        .ok_or(rtnetlink::Error::RequestFailed)
 }
 
 /// The packet size of the interface that the default route leads to.
@@ -145,7 +168,10 @@ async fn outward_mtu(handle: &Handle) -> Option<u32> {
     use futures_util::TryStreamExt;
     use rtnetlink::packet_route::link::LinkAttribute;
     use rtnetlink::packet_route::route::RouteAttribute;
-    let mut routes = handle.route().get(RouteMessageBuilder::<Ipv4Addr>::new().build()).execute();
+    let mut routes = handle
+        .route()
+        .get(RouteMessageBuilder::<Ipv4Addr>::new().build())
+        .execute();
     let index = loop {
         let route = routes.try_next().await.ok()??;
         let out = route.attributes.iter().find_map(|a| match a {
@@ -156,7 +182,14 @@ async fn outward_mtu(handle: &Handle) -> Option<u32> {
             break out?;
         }
     };
-    let link = handle.link().get().match_index(index).execute().try_next().await.ok()??;
+    let link = handle
+        .link()
+        .get()
+        .match_index(index)
+        .execute()
+        .try_next()
+        .await
+        .ok()??;
     link.attributes.iter().find_map(|a| match a {
         LinkAttribute::Mtu(mtu) => Some(*mtu),
         _ => None,

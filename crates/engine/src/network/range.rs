@@ -22,7 +22,9 @@ pub struct Range {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("a range of addresses is written like 10.213.0.0/16, with a prefix of 8 to 29 bits and no bits set after it")]
+#[error(
+    "a range of addresses is written like 10.213.0.0/16, with a prefix of 8 to 29 bits and no bits set after it"
+)]
 pub struct InvalidRange;
 
 impl std::str::FromStr for Range {
@@ -60,13 +62,15 @@ impl Range {
     }
 }
 
-
 /// Blocks to choose from if none is configured: 10.128.0.0/16 to 10.255.0.0/16.
 const CANDIDATES: u32 = 128;
 
 impl Range {
     fn candidate(number: u32) -> Self {
-        Self { base: Ipv4Addr::new(10, 128 + (number % CANDIDATES) as u8, 0, 0), prefix: 16 }
+        Self {
+            base: Ipv4Addr::new(10, 128 + (number % CANDIDATES) as u8, 0, 0),
+            prefix: 16,
+        }
     }
 
     fn overlaps(&self, other: &Range) -> bool {
@@ -77,14 +81,24 @@ impl Range {
 }
 
 /// Chooses a block that no other route on this host overlaps, and claims it.
-pub(super) async fn claim(host: &Handle, configured: Option<Range>, data: &Path, instance: &str) -> Result<Range> {
+pub(super) async fn claim(
+    host: &Handle,
+    configured: Option<Range>,
+    data: &Path,
+    instance: &str,
+) -> Result<Range> {
     let failed = |e| EngineError::io("cannot claim addresses for boxes")(io::Error::other(e));
     let metric = metric(instance);
     let kept = data.join("network");
-    let saved = std::fs::read_to_string(&kept).ok().and_then(|text| text.trim().parse::<Range>().ok());
+    let saved = std::fs::read_to_string(&kept)
+        .ok()
+        .and_then(|text| text.trim().parse::<Range>().ok());
     let candidates: Vec<Range> = match configured {
         Some(range) => vec![range],
-        None => saved.into_iter().chain((0..CANDIDATES).map(|n| Range::candidate(metric.wrapping_add(n)))).collect(),
+        None => saved
+            .into_iter()
+            .chain((0..CANDIDATES).map(|n| Range::candidate(metric.wrapping_add(n))))
+            .collect(),
     };
     let taken = routes(host).await.map_err(failed)?;
     // Boxes that outlived an earlier daemon have addresses in the block that it claimed.
@@ -95,7 +109,11 @@ pub(super) async fn claim(host: &Handle, configured: Option<Range>, data: &Path,
             continue;
         }
         if ours != Some(range) {
-            host.route().add(claim_route(&range, metric)).execute().await.map_err(failed)?;
+            host.route()
+                .add(claim_route(&range, metric))
+                .execute()
+                .await
+                .map_err(failed)?;
             // Of two daemons that claim the same block at the same time, the lower number keeps it.
             let rival = |t: &Taken| t.range.overlaps(&range) && t.metric.is_some_and(|m| m < metric);
             if routes(host).await.map_err(failed)?.iter().any(rival) {
@@ -103,18 +121,27 @@ pub(super) async fn claim(host: &Handle, configured: Option<Range>, data: &Path,
                 continue;
             }
         }
-        std::fs::write(&kept, format!("{range}\n")).map_err(EngineError::io("cannot keep the network range"))?;
+        std::fs::write(&kept, format!("{range}\n"))
+            .map_err(EngineError::io("cannot keep the network range"))?;
         return Ok(range);
     }
     let hint = match configured {
-        Some(range) => format!("{range} overlaps a route of this host; set network.range to another block, or to \"auto\""),
-        None => "every block from 10.128.0.0/16 to 10.255.0.0/16 overlaps a route; set network.range".to_owned(),
+        Some(range) => format!(
+            "{range} overlaps a route of this host; set network.range to another block, or to \"auto\""
+        ),
+        None => {
+            "every block from 10.128.0.0/16 to 10.255.0.0/16 overlaps a route; set network.range".to_owned()
+        }
     };
     Err(EngineError::io("no addresses for boxes")(io::Error::other(hint)))
 }
 
 pub(super) async fn release(host: &Handle, range: &Range, instance: &str) {
-    let _ = host.route().del(claim_route(range, metric(instance))).execute().await;
+    let _ = host
+        .route()
+        .del(claim_route(range, metric(instance)))
+        .execute()
+        .await;
 }
 
 fn claim_route(range: &Range, metric: u32) -> RouteMessage {
@@ -139,7 +166,10 @@ struct Taken {
 }
 
 async fn routes(host: &Handle) -> Result<Vec<Taken>, rtnetlink::Error> {
-    let all = host.route().get(RouteMessageBuilder::<Ipv4Addr>::new().build()).execute();
+    let all = host
+        .route()
+        .get(RouteMessageBuilder::<Ipv4Addr>::new().build())
+        .execute();
     let all: Vec<RouteMessage> = all.try_collect().await?;
     Ok(all.iter().filter_map(taken).collect())
 }
@@ -153,8 +183,14 @@ fn taken(route: &RouteMessage) -> Option<Taken> {
         RouteAttribute::Priority(metric) => Some(*metric),
         _ => None,
     });
-    let range = Range { base, prefix: route.header.destination_prefix_length };
-    Some(Taken { range, metric: metric.filter(|_| route.header.kind == RouteType::Unreachable) })
+    let range = Range {
+        base,
+        prefix: route.header.destination_prefix_length,
+    };
+    Some(Taken {
+        range,
+        metric: metric.filter(|_| route.header.kind == RouteType::Unreachable),
+    })
 }
 
 #[cfg(test)]

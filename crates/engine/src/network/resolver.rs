@@ -38,7 +38,13 @@ mod tests {
     #[test]
     fn nameserver_lines_are_read_and_others_passed_over() {
         let text = "# a comment\nsearch example.org\nnameserver 192.0.2.53\nnameserver\t2001:db8::53\nnameserver x\n";
-        assert_eq!(nameservers(text), ["192.0.2.53".parse::<IpAddr>().unwrap(), "2001:db8::53".parse().unwrap()]);
+        assert_eq!(
+            nameservers(text),
+            [
+                "192.0.2.53".parse::<IpAddr>().unwrap(),
+                "2001:db8::53".parse().unwrap()
+            ]
+        );
     }
 
     #[test]
