@@ -197,6 +197,16 @@ pub struct ImageRecord {
     pub current: bool,
 }
 
+/// Keeps an agent from going to sleep by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HoldRecord {
+    pub id: Id,
+    pub agent: Id,
+    pub reason: String,
+    pub made: i64,
+    pub until: i64,
+}
+
 /// What a template gives to the agents made from it. An agent keeps its own copy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -28,7 +28,7 @@ use crate::build_slots::BuildSlots;
 use crate::config::{Config, ConfigError, OnShutdown};
 use crate::faults::{Faults, UnknownPoint};
 use crate::keys::KeyRing;
-use crate::lifecycle::{Parts, ReconcileError, Registry};
+use crate::lifecycle::{Parts, ReconcileError, Registry, idle};
 use crate::metrics::Metrics;
 use crate::records::Workspace;
 use crate::store::{SqliteStore, Store, StoreError};
@@ -112,6 +112,7 @@ pub async fn serve(
         images: config.data.join("images"),
     };
     let registry = Registry::open(parts, !is_new).await?;
+    registry.watch(config.standby, Arc::new(idle::pressure::of_host));
     let build_slots = BuildSlots::new(config.slots());
     let templates = Templates::new(templates::Parts {
         config: config.clone(),

@@ -103,7 +103,12 @@ fn forward_headers(headers: &mut HeaderMap) {
     // The key is for the daemon. A basic `Authorization` names the user of a run, and is the guest's.
     headers.remove(API_KEY);
     let is_key = |value: &HeaderValue| value.to_str().is_ok_and(|v| bearer(v).is_some());
-    let users: Vec<HeaderValue> = headers.get_all(AUTHORIZATION).iter().filter(|v| !is_key(v)).cloned().collect();
+    let users: Vec<HeaderValue> = headers
+        .get_all(AUTHORIZATION)
+        .iter()
+        .filter(|v| !is_key(v))
+        .cloned()
+        .collect();
     headers.remove(AUTHORIZATION);
     for user in users {
         headers.append(AUTHORIZATION, user);

@@ -8,13 +8,15 @@ use std::time::Duration;
 use dorm_engine::{BootConfig, BoxRecord, BoxSpec, Command};
 use dorm_proto::boot::PROTOCOL_VERSION;
 use tokio::sync::{Notify, oneshot, watch};
+use tokio::time::Instant;
 
 use super::decide::{Request, Rest};
+use super::idle::law::View;
 use super::lag::Lag;
 use super::links::Links;
 use super::registry::Context;
 use super::{Trouble, driver};
-use crate::records::{AgentRecord, ImageRecord, Profile, State, Status, now};
+use crate::records::{AgentRecord, HoldRecord, ImageRecord, Profile, State, Status, now};
 
 pub struct Agent {
     pub profile: Profile,
@@ -28,6 +30,9 @@ pub struct Agent {
     pub links: Links,
     pub(super) lag: Lag,
     memory: Mutex<Memory>,
+    pub(super) holds: Mutex<Vec<HoldRecord>>,
+    /// Nothing was seen of it since.
+    quiet_since: Mutex<Instant>,
 }
 
 /// What is known of the agent's memory beyond its box.
@@ -36,12 +41,13 @@ struct Memory {
     image: Option<ImageRecord>,
     /// An image could not be made, and would not be now.
     unsavable: bool,
-    setback: Option<SetbackNote>,
+    setback: Option<Note>,
+    work: Option<Note>,
 }
 
-/// Something that went wrong with putting the memory to disk or bringing it back.
+/// Something that was seen of the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SetbackNote {
+pub struct Note {
     pub time: i64,
     pub what: String,
 }
@@ -99,6 +105,8 @@ impl Agent {
                 image: record.image,
                 ..Memory::default()
             }),
+            holds: Mutex::default(),
+            quiet_since: Mutex::new(Instant::now()),
         })
     }
 
@@ -146,6 +154,11 @@ impl Agent {
         self.ask(Request::Idle { why }).await
     }
 
+    /// To disk, unless it was woken meanwhile.
+    pub(super) async fn retire(self: &Arc<Self>, why: String) -> Result<(), Trouble> {
+        self.ask(Request::Retire { why }).await
+    }
+
     /// Returns when the memory of a box in standby is on disk too.
     pub async fn make_durable(self: &Arc<Self>) -> Result<(), Trouble> {
         self.ask(Request::MakeDurable).await
@@ -177,6 +190,7 @@ impl Agent {
         // With the one in `open_requests`: either the request sees that the agent goes to sleep, or
         // the one who puts it to sleep sees the request.
         fence(Ordering::SeqCst);
+        self.touch();
         OpenRequest(self.clone())
     }
 
@@ -220,12 +234,48 @@ impl Agent {
         self.memory().unsavable = unsavable;
     }
 
-    pub fn setback(&self) -> Option<SetbackNote> {
+    /// Something reached for it, or it works.
+    pub(super) fn touch(&self) {
+        *self.quiet_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    pub fn quiet_since(&self) -> Instant {
+        *self.quiet_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the watcher goes by.
+    pub fn view(&self) -> View {
+        let status = self.published().status;
+        let asleep = Duration::from_millis((now() - status.since).max(0).unsigned_abs());
+        let wall = Instant::now();
+        View {
+            state: status.state,
+            open_requests: self.open_requests(),
+            quiet_since: self.quiet_since(),
+            held_until: self.held_until(),
+            frozen_since: wall.checked_sub(asleep).unwrap_or(wall),
+            saved: self.current_image().is_some(),
+            savable: !self.is_unsavable() && self.ctx.engine.can_checkpoint().is_ok(),
+            sampled: None,
+        }
+    }
+
+    /// What the watcher last saw it do by itself.
+    pub fn work(&self) -> Option<Note> {
+        self.memory().work.clone()
+    }
+
+    pub(super) fn note_work(&self, what: String) {
+        self.memory().work = Some(Note { time: now(), what });
+    }
+
+    /// What last went wrong with putting its memory to disk or bringing it back.
+    pub fn setback(&self) -> Option<Note> {
         self.memory().setback.clone()
     }
 
     pub(super) fn note_setback(&self, what: String) {
-        self.memory().setback = Some(SetbackNote { time: now(), what });
+        self.memory().setback = Some(Note { time: now(), what });
     }
 
     async fn ask(self: &Arc<Self>, request: Request) -> Result<(), Trouble> {
@@ -253,12 +303,16 @@ impl Agent {
     }
 
     pub(super) fn publish(&self, status: Status) {
+        if status.state == State::Running {
+            self.touch();
+        }
         self.published.send_modify(|published| published.status = status);
     }
 
     /// A box answers from now on.
     pub(super) fn publish_box(&self, status: Status, record: BoxRecord) -> u64 {
         let mut generation = 0;
+        self.touch();
         self.published.send_modify(|published| {
             published.generation += 1;
             generation = published.generation;
@@ -315,6 +369,7 @@ pub struct OpenRequest(Arc<Agent>);
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
+        self.0.touch();
         self.0.open.fetch_sub(1, Ordering::SeqCst);
     }
 }

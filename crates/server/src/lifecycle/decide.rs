@@ -24,6 +24,10 @@ pub enum Request {
     Hibernate {
         why: String,
     },
+    /// To disk if it is still in standby: it has slept for long, or memory is short.
+    Retire {
+        why: String,
+    },
     /// Its memory should be on disk while it stays in standby.
     MakeDurable,
     Stop {
@@ -238,6 +242,8 @@ fn at_rest(rest: Rest, lifetime: Lifetime, request: &Request) -> Decision {
         (Rest::Running | Rest::Standby, Request::Hibernate { why }) => {
             Begin(Transition::Hibernate { why: why.clone() })
         }
+        (Rest::Standby, Request::Retire { why }) => Begin(Transition::Hibernate { why: why.clone() }),
+        (Rest::Stopped | Rest::Running | Rest::Hibernated | Rest::Failed, Request::Retire { .. }) => Done,
         (Rest::Hibernated, Request::Hibernate { .. }) => Done,
         (Rest::Stopped | Rest::Failed, Request::Hibernate { .. }) => Refuse(Refusal::NothingRuns),
 
@@ -280,7 +286,7 @@ fn meanwhile(work: Work, request: &Request) -> Decision {
         // Whoever watches will look again.
         (
             Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate | Work::Stop | Work::Delete,
-            Request::Idle { .. } | Request::MakeDurable,
+            Request::Idle { .. } | Request::Retire { .. } | Request::MakeDurable,
         ) => Done,
 
         (Work::Stop, Request::Stop { .. }) => Join,

@@ -176,6 +176,7 @@ impl Driver {
                 | Request::EnsureRunning
                 | Request::Pause
                 | Request::Idle { .. }
+                | Request::Retire { .. }
                 | Request::Hibernate { .. }
                 | Request::MakeDurable
                 | Request::Stop { .. }
@@ -195,6 +196,7 @@ impl Driver {
         for reply in under_way.joined {
             let _ = reply.send(answer.clone());
         }
+        self.agent.ctx.look_at(&self.agent);
         for asked in mem::take(&mut self.waiting) {
             self.decide(asked);
         }

@@ -36,6 +36,7 @@
 //!   own: `start`, `standby`, `hibernate`, `stop`, `delete`. `images` knows the folders of memory images.
 //! - `lag` records what was done at once: a freeze or thaw waits for no disk.
 //! - [`Links`] are the connections to a guest, which are cut before its memory is saved.
+//! - [`idle`] puts agents to sleep that nobody uses. `hold` keeps them from it.
 //! - `watcher` waits for the end of a running box and asks the driver to settle it.
 //! - [`Registry`] finds agents by name and id, and creates them.
 //! - `reconcile` runs once when the daemon starts, before anything is answered: it adopts boxes
@@ -52,6 +53,8 @@ pub mod decide;
 mod delete;
 mod driver;
 mod hibernate;
+mod hold;
+pub mod idle;
 mod images;
 mod lag;
 mod links;
@@ -67,7 +70,7 @@ mod watcher;
 #[cfg(test)]
 mod tests;
 
-pub use agent::{Agent, OpenRequest, Published, SetbackNote};
+pub use agent::{Agent, Note, OpenRequest, Published};
 pub use create::Creation;
 pub use links::{Link, Links};
 pub use reconcile::ReconcileError;

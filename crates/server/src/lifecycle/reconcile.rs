@@ -5,8 +5,8 @@
 //! record are removed. Trouble with one agent makes that agent `failed`, and never keeps the daemon
 //! from starting.
 
-use std::collections::HashSet;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, PoisonError};
 
 use dorm_engine::{BoxRecord, EngineError, Id};
 use futures_util::{StreamExt as _, stream};
@@ -14,7 +14,7 @@ use futures_util::{StreamExt as _, stream};
 use super::decide::{Rest, Transition};
 use super::registry::Context;
 use super::{Agent, Trouble, driver, images, watcher};
-use crate::records::{AgentRecord, BoxChange, Change, ImageChange, Lifetime, State, Status};
+use crate::records::{AgentRecord, BoxChange, Change, HoldRecord, ImageChange, Lifetime, State, Status, now};
 use crate::store::StoreError;
 
 const AT_ONCE: usize = 16;
@@ -31,6 +31,7 @@ pub enum ReconcileError {
 struct Found {
     boxes: HashSet<Id>,
     homes: HashSet<Id>,
+    holds: HashMap<Id, Vec<HoldRecord>>,
 }
 
 /// What to do about an agent that an earlier daemon left in some state.
@@ -115,6 +116,7 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
     let found = Found {
         boxes: ctx.engine.present().await?.into_iter().collect(),
         homes: ctx.homes.list().await?.into_iter().collect(),
+        holds: HashMap::new(),
     };
     let known: HashSet<Id> = all
         .readable
@@ -124,6 +126,15 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
     for why in &all.unreadable {
         tracing::error!(%why, "an agent's record cannot be read at all; no home is removed until that is mended");
     }
+    let mut holds: HashMap<Id, Vec<HoldRecord>> = HashMap::new();
+    for hold in ctx.store.holds().await? {
+        if hold.until > now() {
+            holds.entry(hold.agent.clone()).or_default().push(hold);
+        } else {
+            ctx.store.delete_hold(&hold.id).await?;
+        }
+    }
+    let found = Found { holds, ..found };
     let agents = all.readable.len();
     // Before anything is driven: an image that is made now has no record yet.
     let images = all.readable.iter().filter_map(|record| record.image.as_ref());
@@ -185,6 +196,13 @@ async fn settle(ctx: &Arc<Context>, found: &Found, mut record: AgentRecord) {
     );
     let box_record = record.box_record.take();
     let agent = Agent::new(ctx.clone(), record);
+    if let Some(holds) = found.holds.get(&id) {
+        agent
+            .holds
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone_from(holds);
+    }
     ctx.enroll(&agent);
     let settled = match plan {
         Plan::Keep if found.boxes.contains(&id) => sweep(&agent).await,
@@ -286,14 +304,14 @@ async fn forget_image(agent: &Arc<Agent>) -> Result<(), Trouble> {
 
 /// The box is there; only the state is another.
 async fn go_on(agent: &Arc<Agent>, state: State, reason: &str) -> Result<(), Trouble> {
-    let now = agent.published().status;
-    if now.state == state {
+    let present = agent.published().status;
+    if present.state == state {
         return Ok(());
     }
     let status = Status::now(state, reason);
     let change = Change {
         agent: &agent.profile.id,
-        from: now.state,
+        from: present.state,
         to: &status,
         millis: None,
         box_record: BoxChange::Keep,
@@ -328,14 +346,14 @@ async fn rest(agent: &Arc<Agent>, state: State, reason: &str) -> Result<(), Trou
 }
 
 async fn record_rest(agent: &Arc<Agent>, state: State, reason: &str) -> Result<(), Trouble> {
-    let now = agent.published().status;
-    if now.state == state && now.reason == reason {
+    let present = agent.published().status;
+    if present.state == state && present.reason == reason {
         return Ok(());
     }
     let status = Status::now(state, reason);
     let change = Change {
         agent: &agent.profile.id,
-        from: now.state,
+        from: present.state,
         to: &status,
         millis: None,
         box_record: BoxChange::Clear,

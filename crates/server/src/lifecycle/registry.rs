@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use dorm_engine::{Engine, Homes, Id};
@@ -10,8 +10,9 @@ use futures_util::{StreamExt as _, stream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Agent, Creation, ReconcileError, Trouble, create, lag, reconcile};
-use crate::config::OnShutdown;
+use super::idle::pressure::ReadGauge;
+use super::{Agent, Creation, ReconcileError, Trouble, create, idle, lag, reconcile};
+use crate::config::{OnShutdown, Standby};
 use crate::faults::Faults;
 use crate::metrics::Metrics;
 use crate::records::{Slots, State, Workspace};
@@ -47,6 +48,8 @@ pub(super) struct Context {
     /// Drivers, transitions and creations; the daemon waits for them when it ends.
     pub(super) tasks: TaskTracker,
     pub(super) closed: CancellationToken,
+    /// Where the watcher is told of changes, once there is one.
+    watcher: OnceLock<idle::Inbox>,
     roster: RwLock<Roster>,
 }
 
@@ -59,6 +62,13 @@ struct Roster {
 impl Context {
     pub(super) fn is_closed(&self) -> bool {
         self.closed.is_cancelled()
+    }
+
+    /// Something about the agent may have changed.
+    pub(super) fn look_at(&self, agent: &Arc<Agent>) {
+        if let Some(watcher) = self.watcher.get() {
+            let _ = watcher.send(idle::News::Changed(agent.clone()));
+        }
     }
 
     pub(super) fn enroll(&self, agent: &Arc<Agent>) {
@@ -106,10 +116,21 @@ impl Registry {
             images: parts.images,
             tasks: TaskTracker::new(),
             closed: CancellationToken::new(),
+            watcher: OnceLock::new(),
             roster: RwLock::default(),
         });
         reconcile::reconcile(&ctx, sweep_homes).await?;
         Ok(Arc::new(Self { ctx }))
+    }
+
+    /// From now on, agents that nobody uses go to sleep.
+    pub fn watch(&self, settings: Standby, gauge: ReadGauge) {
+        let inbox = idle::spawn(&self.ctx, settings, gauge);
+        if self.ctx.watcher.set(inbox).is_ok() {
+            for agent in self.all() {
+                self.ctx.look_at(&agent);
+            }
+        }
     }
 
     /// A name is looked for before an id.

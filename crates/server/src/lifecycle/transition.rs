@@ -102,13 +102,12 @@ async fn at_once(
     let Next::Rest(rest) = after(&transition, from, outcome) else {
         unreachable!("only a deletion leads to nothing, and it is recorded first");
     };
-    let quiet = matches!(
-        &done,
-        Err(Setback {
-            trouble: Trouble::InUse,
-            ..
-        })
-    );
+    // What did not happen, or what changes no state, is no news.
+    let quiet = match (&transition, &done) {
+        (_, Err(setback)) => matches!(setback.trouble, Trouble::InUse),
+        (Transition::MakeDurable, Ok(_)) => true,
+        (_, Ok(_)) => false,
+    };
     let to = match quiet {
         true => before,
         false => Status::now(rest.state(), reason),

@@ -6,8 +6,8 @@ use dorm_engine::{BoxRecord, Id, Limits};
 
 use super::{Store, StoreError};
 use crate::records::{
-    AgentSpec, BoxChange, Change, ImageChange, ImageRecord, KeyRecord, Lifetime, NewAgentRecord, Sleep,
-    Slots, State, Status, TemplateDefaults, TemplateRecord, Workspace, now,
+    AgentSpec, BoxChange, Change, HoldRecord, ImageChange, ImageRecord, KeyRecord, Lifetime, NewAgentRecord,
+    Sleep, Slots, State, Status, TemplateDefaults, TemplateRecord, Workspace, now,
 };
 
 pub(super) const SLOTS: Slots = Slots {
@@ -270,6 +270,28 @@ pub(super) async fn events_go_with_their_agent(store: &dyn Store) {
     store.delete_agent(&id).await.unwrap();
 }
 
+pub(super) async fn holds_are_listed_and_go_with_their_agent(store: &dyn Store) {
+    let mut holds = Vec::new();
+    for (made, name) in (1..).zip(["one", "two"]) {
+        let agent = store.insert_agent(&new_agent(name), SLOTS).await.unwrap();
+        let hold = HoldRecord {
+            id: Id::random(),
+            agent: agent.profile.id,
+            reason: "because".to_owned(),
+            made,
+            until: 99,
+        };
+        store.insert_hold(&hold).await.unwrap();
+        holds.push(hold);
+    }
+    assert_eq!(store.holds().await.unwrap(), holds);
+    store.delete_hold(&holds[0].id).await.unwrap();
+    store.delete_hold(&holds[0].id).await.unwrap();
+    assert_eq!(store.holds().await.unwrap(), holds[1..]);
+    store.delete_agent(&holds[1].agent).await.unwrap();
+    assert!(store.holds().await.unwrap().is_empty());
+}
+
 pub(super) async fn agents_made_at_once_get_different_slots(store: &dyn Store) {
     let news = ["a", "b", "c", "d"].map(new_agent);
     let made = futures_util::future::join_all(news.iter().map(|new| store.insert_agent(new, SLOTS))).await;
@@ -404,6 +426,7 @@ macro_rules! conformance {
             a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_state
             a_change_of_an_agent_that_is_not_there_is_refused
             events_go_with_their_agent
+            holds_are_listed_and_go_with_their_agent
             agents_made_at_once_get_different_slots
             a_rebuilt_template_replaces_the_one_of_its_name
             templates_are_listed_by_name_and_deleted_once

@@ -7,8 +7,8 @@ use dorm_engine::Id;
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
-    AgentRecord, BoxChange, Change, EventRecord, ImageChange, ImageRecord, KeyRecord, NewAgentRecord,
-    Profile, Slots, State, Status, TemplateRecord, Workspace,
+    AgentRecord, BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, KeyRecord,
+    NewAgentRecord, Profile, Slots, State, Status, TemplateRecord, Workspace,
 };
 
 #[derive(Default)]
@@ -20,6 +20,7 @@ struct Tables {
     events: Vec<EventRecord>,
     templates: Vec<TemplateRecord>,
     keys: Vec<KeyRecord>,
+    holds: Vec<HoldRecord>,
     fail_changes_to: Option<State>,
     fail_images: bool,
     commits: u64,
@@ -182,6 +183,7 @@ impl Store for MemoryStore {
         let mut tables = self.tables();
         tables.agents.retain(|agent| agent.profile.id != *id);
         tables.events.retain(|event| event.agent != *id);
+        tables.holds.retain(|hold| hold.agent != *id);
         tables.commits += 1;
         Ok(())
     }
@@ -190,6 +192,20 @@ impl Store for MemoryStore {
         let tables = self.tables();
         let newest = tables.events.iter().rev().filter(|event| event.agent == *agent);
         Ok(newest.take(limit as usize).cloned().collect())
+    }
+
+    async fn insert_hold(&self, hold: &HoldRecord) -> Result<()> {
+        self.tables().holds.push(hold.clone());
+        Ok(())
+    }
+
+    async fn holds(&self) -> Result<Vec<HoldRecord>> {
+        Ok(self.tables().holds.clone())
+    }
+
+    async fn delete_hold(&self, id: &Id) -> Result<()> {
+        self.tables().holds.retain(|hold| hold.id != *id);
+        Ok(())
     }
 
     async fn insert_template(&self, template: &TemplateRecord) -> Result<Option<Id>> {

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use dorm_engine::Id;
 
 use crate::records::{
-    AgentRecord, Change, EventRecord, ImageRecord, KeyRecord, NewAgentRecord, Slots, TemplateRecord,
-    Workspace,
+    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Slots,
+    TemplateRecord, Workspace,
 };
 
 #[cfg(test)]
@@ -67,6 +67,11 @@ pub trait Store: Send + Sync + 'static {
     async fn delete_agent(&self, id: &Id) -> Result<()>;
     /// Newest first. A store keeps the newest thousand of each agent, and may forget older ones.
     async fn events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>>;
+
+    async fn insert_hold(&self, hold: &HoldRecord) -> Result<()>;
+    /// Of all agents, oldest first.
+    async fn holds(&self) -> Result<Vec<HoldRecord>>;
+    async fn delete_hold(&self, id: &Id) -> Result<()>;
 
     /// Adds a template. One of the same name is replaced; its id is returned, for its files to be removed.
     async fn insert_template(&self, template: &TemplateRecord) -> Result<Option<Id>>;

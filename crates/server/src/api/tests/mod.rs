@@ -20,7 +20,7 @@ use tower::ServiceExt as _;
 
 use super::{AppState, Guests, Shared, router};
 use crate::build_slots::BuildSlots;
-use crate::config::{Config, NetworkRange, OnShutdown};
+use crate::config::{Config, NetworkRange, OnShutdown, Standby};
 use crate::faults::Faults;
 use crate::keys::KeyRing;
 use crate::lifecycle::{Parts, Registry};
@@ -175,6 +175,7 @@ fn config(data: &std::path::Path) -> Config {
         stop_grace: Duration::from_secs(10),
         template_cache: None,
         host_ca: None,
+        standby: Standby::default(),
         max_body: 64 * 1024,
     }
 }

@@ -24,6 +24,9 @@ fn requests() -> impl Strategy<Value = Request> {
         Just(Request::Hibernate {
             why: "it is late".to_owned()
         }),
+        Just(Request::Retire {
+            why: "memory is short".to_owned()
+        }),
         Just(Request::MakeDurable),
         Just(Request::Delete),
         Just(Request::BoxExited {
@@ -113,6 +116,7 @@ proptest! {
             }
             Request::Hibernate { .. } => prop_assert_eq!(reached, Next::Rest(Rest::Hibernated)),
             Request::Idle { .. } => prop_assert_ne!(reached, Next::Rest(Rest::Running)),
+            Request::Retire { .. } => prop_assert_ne!(reached, Next::Rest(Rest::Standby)),
             Request::MakeDurable => prop_assert_eq!(reached, Next::Rest(rest)),
             Request::Stop { .. } if lifetime == Lifetime::Ephemeral && rest != Rest::Stopped => {
                 prop_assert_eq!(reached, Next::Gone);

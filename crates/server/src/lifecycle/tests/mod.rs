@@ -20,6 +20,7 @@ use crate::store::memory::MemoryStore;
 
 mod crash;
 mod drive;
+mod idle;
 mod law;
 mod model;
 mod restart;

@@ -13,11 +13,12 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
-    AgentRecord, Change, EventRecord, ImageRecord, KeyRecord, NewAgentRecord, Slots, TemplateRecord,
-    Workspace,
+    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Slots,
+    TemplateRecord, Workspace,
 };
 
 mod agents;
+mod holds;
 mod keys;
 mod rows;
 mod templates;
@@ -104,6 +105,18 @@ impl Store for SqliteStore {
 
     async fn events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>> {
         self.newest_events(agent, limit).await
+    }
+
+    async fn insert_hold(&self, hold: &HoldRecord) -> Result<()> {
+        self.do_insert_hold(hold).await
+    }
+
+    async fn holds(&self) -> Result<Vec<HoldRecord>> {
+        self.all_holds().await
+    }
+
+    async fn delete_hold(&self, id: &Id) -> Result<()> {
+        self.do_delete_hold(id).await
     }
 
     async fn insert_template(&self, template: &TemplateRecord) -> Result<Option<Id>> {

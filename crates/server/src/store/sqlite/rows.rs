@@ -9,8 +9,8 @@ use sqlx::sqlite::SqliteRow;
 
 use super::{Result, StoreError};
 use crate::records::{
-    AgentRecord, AgentSpec, EventRecord, KeyRecord, Lifetime, Profile, State, Status, TemplateRecord,
-    Workspace,
+    AgentRecord, AgentSpec, EventRecord, HoldRecord, KeyRecord, Lifetime, Profile, State, Status,
+    TemplateRecord, Workspace,
 };
 
 /// Reads the columns of one row and collects what is wrong with them.
@@ -163,6 +163,20 @@ pub(super) fn event(row: &SqliteRow) -> Result<EventRecord> {
         })
     })();
     record.ok_or_else(|| damaged("event", row, columns))
+}
+
+pub(super) fn hold(row: &SqliteRow) -> Result<HoldRecord> {
+    let mut columns = Columns::of(row);
+    let record = (|| {
+        Some(HoldRecord {
+            id: columns.parse("id")?,
+            agent: columns.parse("agent")?,
+            reason: columns.get("reason")?,
+            made: columns.get("made")?,
+            until: columns.get("until")?,
+        })
+    })();
+    record.ok_or_else(|| damaged("hold", row, columns))
 }
 
 pub(super) fn template(row: &SqliteRow) -> Result<TemplateRecord> {
