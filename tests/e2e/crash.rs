@@ -14,6 +14,8 @@ harness::tests![
     boxes_outlive_a_killed_daemon_and_are_adopted,
     a_detached_runs_output_is_complete_across_a_killed_daemon,
     a_client_that_waits_for_its_run_survives_a_restart_of_the_daemon,
+    a_run_that_ends_while_no_daemon_runs_is_told_to_the_client_that_waits,
+    a_client_hears_that_its_stubborn_run_was_killed_by_a_stop,
     limits_hold_in_an_adopted_box,
     a_box_that_ends_while_no_daemon_runs_is_noticed,
     an_adopted_box_is_stopped_and_deleted_like_any_other,
@@ -78,6 +80,41 @@ fn a_client_that_waits_for_its_run_survives_a_restart_of_the_daemon() -> Result<
     agent.sh("touch /tmp/go")?.succeeded()?;
     ensure!(lines.all(|line| line.is_ok_and(|line| line == "after")), "the output is not in order");
     ensure!(child.wait()?.code() == Some(3));
+    Ok(())
+}
+
+fn a_run_that_ends_while_no_daemon_runs_is_told_to_the_client_that_waits() -> Result<()> {
+    let server = Server::start()?;
+    let agent = server.agent("ends-unheard")?;
+    let script = "echo before; sleep 1; echo last words; exit 7";
+    let mut client = server
+        .command(&["exec", &agent.name, "--", "sh", "-c", script])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut lines = BufReader::new(client.stdout.take().context("piped")?).lines();
+    ensure!(lines.next().transpose()?.as_deref() == Some("before"));
+    server.kill9()?;
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    server.launch(&[])?;
+    ensure!(lines.next().transpose()?.as_deref() == Some("last words"));
+    ensure!(client.wait()?.code() == Some(7));
+    Ok(())
+}
+
+fn a_client_hears_that_its_stubborn_run_was_killed_by_a_stop() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("stubborn")?;
+    let mut client = server
+        .command(&["exec", &agent.name, "--", "sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut lines = BufReader::new(client.stdout.take().context("piped")?).lines();
+    ensure!(lines.next().transpose()?.as_deref() == Some("deaf"));
+    server.dorm(&["stop", &agent.name, "--grace", "0.5"])?.succeeded()?;
+    let status = client.wait()?;
+    ensure!(status.code() == Some(137), "the client ended with {status}");
     Ok(())
 }
 

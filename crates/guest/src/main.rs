@@ -141,7 +141,7 @@ fn serve(
                 start(&settings, &runs, command);
             }
             terminate.recv().await;
-            shutdown::stop(&runs, children).await;
+            shutdown::stop(&runs, children, terminate).await;
             Ok(())
         })
         .inspect(|()| {

@@ -1,15 +1,16 @@
-//! The orderly end of a box: everyone is asked to end, has some seconds, and is then made to.
+//! The orderly end of a box: everyone is asked to end at the first SIGTERM, and made to at the second. How long to
+//! wait in between is the daemon's to know.
 
 use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::signal::unix::Signal;
 
 use crate::log::log;
 use crate::reaper::Reaped;
 use crate::run::{Run, Runs};
 use crate::sys;
 
-/// The daemon waits a little longer than this before it kills the box.
-const PATIENCE: Duration = Duration::from_secs(8);
 /// What is left for clients to hear of it.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -24,7 +25,7 @@ fn signal_all(runs: &[Arc<Run>], signal: i32) {
     }
 }
 
-pub(crate) async fn stop(runs: &Runs, mut children: Reaped) {
+pub(crate) async fn stop(runs: &Runs, mut children: Reaped, mut terminate: Signal) {
     log!("stopping");
     let running = runs.stop();
     signal_all(&running, libc::SIGTERM);
@@ -33,8 +34,12 @@ pub(crate) async fn stop(runs: &Runs, mut children: Reaped) {
     }
     // A process that is stopped hears no other signal.
     signal_all(&running, libc::SIGCONT);
-    if tokio::time::timeout(PATIENCE, children.all()).await.is_err() {
-        log!("some processes did not end within {PATIENCE:?} and are killed");
+    let all_ended = tokio::select! {
+        () = children.all() => true,
+        _ = terminate.recv() => false,
+    };
+    if !all_ended {
+        log!("some processes did not end in time and are killed");
         signal_all(&running, libc::SIGKILL);
         let _ = tokio::time::timeout(Duration::from_secs(1), children.all()).await;
     }

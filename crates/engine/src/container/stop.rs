@@ -11,23 +11,31 @@ use crate::{EngineError, Id, Result};
 /// Killed processes are gone within milliseconds, unless they hang in the kernel.
 const GONE_WITHIN: Duration = Duration::from_secs(20);
 
+/// How long the guest has after the grace is over.
+const FAREWELL: Duration = Duration::from_secs(2);
+
 impl Container {
     pub(super) async fn stop_box(&self, id: &Id, grace: Duration) -> Result<()> {
         let slot = self.boxes().get(id).cloned();
         if let Some(Slot::Live(live)) = slot {
             live.stopping.send_replace(true);
-            // A signal reaches a frozen process when it is thawed, and this one before anything else does.
-            let first = if grace.is_zero() {
-                Signal::KILL
+            // The first asks, the second tells the guest to kill what is left and to let clients know.
+            let patience = if grace.is_zero() {
+                vec![]
             } else {
-                Signal::TERM
+                vec![grace, FAREWELL]
             };
-            let _ = live.process.signal(first);
-            let _ = live.group.thaw();
-            if tokio::time::timeout(grace, ended(&live.process)).await.is_err() {
-                let _ = live.process.signal(Signal::KILL);
-                ended(&live.process).await;
+            for patience in patience {
+                let _ = live.process.signal(Signal::TERM);
+                let _ = live.group.thaw();
+                if tokio::time::timeout(patience, ended(&live.process)).await.is_ok() {
+                    break;
+                }
             }
+            // A signal reaches a frozen process when it is thawed, and this one before anything else does.
+            let _ = live.process.signal(Signal::KILL);
+            let _ = live.group.thaw();
+            ended(&live.process).await;
         }
         self.remove_remains(id).await?;
         self.boxes().remove(id);

@@ -173,7 +173,7 @@ pub(super) async fn unpack(
     let unpacked = thread.await.unwrap_or_else(|e| Err(io::Error::other(e)));
     crate::memory::trim_soon();
     if let Err(e) = unpacked {
-        drain(bytes).await;
+        drain(bytes);
         return Err(Failure::file(&told, &e));
     }
     Ok(body::empty(StatusCode::NO_CONTENT))

@@ -22,6 +22,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use connectrpc::ConnectError;
 use dorm_proto::process::{ProcessInfo, ProcessSelector, StartRequest, process_selector::Selector};
@@ -35,6 +36,8 @@ use crate::users::User;
 
 /// Ended runs whose output is kept, beyond which the oldest goes.
 const KEPT_MAX: usize = 200;
+/// How long the end of an attached run waits for a client that was cut off.
+const UNHEARD_FOR: Duration = Duration::from_secs(600);
 
 pub(crate) struct Runs {
     settings: Arc<Settings>,
@@ -95,16 +98,25 @@ impl Runs {
         }
     }
 
-    fn ended(&self, run: &Arc<Run>) {
+    fn ended(self: &Arc<Self>, run: &Arc<Run>) {
+        // A client that was cut off from its run may come back for the end of it.
+        let unheard = !run.keep && !run.output.has_readers();
         let mut all = self.all();
         all.running.retain(|r| !Arc::ptr_eq(r, run));
-        if run.keep {
+        if run.keep || unheard {
             all.ended.push_back(run.clone());
             if all.ended.len() > KEPT_MAX {
                 all.ended.pop_front();
             }
         }
         drop(all);
+        if unheard {
+            let (runs, run) = (self.clone(), run.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(UNHEARD_FOR).await;
+                runs.all().ended.retain(|r| !Arc::ptr_eq(r, &run));
+            });
+        }
         if run.output.len() > 512 * 1024 {
             crate::memory::trim_soon();
         }

@@ -218,11 +218,8 @@ impl Output {
         if self.keep {
             return;
         }
+        // Without a reader it waits for one to come back.
         let Some(&min) = state.cursors.values().min() else {
-            if state.closed {
-                state.pop_tail(u64::MAX);
-                state.spill = None;
-            }
             return;
         };
         state.pop_tail(min);

@@ -82,6 +82,7 @@ async fn make(ctx: &Arc<Context>, id: &Id, creation: Creation) -> Result<AgentRe
         status: Status::now(state, "created"),
     };
     let record = ctx.store.insert_agent(&new, ctx.slots).await?;
+    ctx.recorded.send_modify(|count| *count += 1);
     if let Err(fault) = ctx.faults.reach(Point::CreateRecorded).await {
         ctx.store.delete_agent(id).await?;
         return Err(fault.into());

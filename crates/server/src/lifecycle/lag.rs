@@ -66,7 +66,7 @@ pub(super) async fn catch_up(agent: &Arc<Agent>) {
                 None => ImageChange::Keep,
             },
         };
-        match (agent.ctx.store.change_state(&change).await, late.stale) {
+        match (agent.ctx.record(&change).await, late.stale) {
             (Ok(()), Some(image)) => images::discard(agent, &image).await,
             (Ok(()), None) => {}
             // The next record says where the agent is.

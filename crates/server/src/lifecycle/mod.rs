@@ -66,6 +66,7 @@ mod stop;
 mod transition;
 mod trouble;
 mod watcher;
+pub mod why;
 
 #[cfg(test)]
 mod tests;

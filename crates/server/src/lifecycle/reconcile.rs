@@ -317,7 +317,7 @@ async fn go_on(agent: &Arc<Agent>, state: State, reason: &str) -> Result<(), Tro
         box_record: BoxChange::Keep,
         image: ImageChange::Keep,
     };
-    agent.ctx.store.change_state(&change).await?;
+    agent.ctx.record(&change).await?;
     agent.publish(status);
     Ok(())
 }
@@ -362,7 +362,7 @@ async fn record_rest(agent: &Arc<Agent>, state: State, reason: &str) -> Result<(
             _ => ImageChange::Keep,
         },
     };
-    agent.ctx.store.change_state(&change).await?;
+    agent.ctx.record(&change).await?;
     agent.publish(status);
     if state == State::Stopped
         && let Some(image) = agent.set_image(None)

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use dorm_engine::{Engine, Homes, Id};
 use futures_util::{StreamExt as _, stream};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -15,8 +16,8 @@ use super::{Agent, Creation, ReconcileError, Trouble, create, idle, lag, reconci
 use crate::config::{OnShutdown, Standby};
 use crate::faults::Faults;
 use crate::metrics::Metrics;
-use crate::records::{Slots, State, Workspace};
-use crate::store::Store;
+use crate::records::{Change, Slots, State, Workspace};
+use crate::store::{Store, StoreError};
 
 /// Boxes that are put away at once when the daemon ends.
 const AT_ONCE: usize = 8;
@@ -48,6 +49,8 @@ pub(super) struct Context {
     /// Drivers, transitions and creations; the daemon waits for them when it ends.
     pub(super) tasks: TaskTracker,
     pub(super) closed: CancellationToken,
+    /// Counts the changes that were recorded.
+    pub(super) recorded: watch::Sender<u64>,
     /// Where the watcher is told of changes, once there is one.
     watcher: OnceLock<idle::Inbox>,
     roster: RwLock<Roster>,
@@ -62,6 +65,13 @@ struct Roster {
 impl Context {
     pub(super) fn is_closed(&self) -> bool {
         self.closed.is_cancelled()
+    }
+
+    /// Records a change of state, and tells those who follow the events.
+    pub(super) async fn record(&self, change: &Change<'_>) -> Result<(), StoreError> {
+        self.store.change_state(change).await?;
+        self.recorded.send_modify(|count| *count += 1);
+        Ok(())
     }
 
     /// Something about the agent may have changed.
@@ -116,11 +126,17 @@ impl Registry {
             images: parts.images,
             tasks: TaskTracker::new(),
             closed: CancellationToken::new(),
+            recorded: watch::Sender::new(0),
             watcher: OnceLock::new(),
             roster: RwLock::default(),
         });
         reconcile::reconcile(&ctx, sweep_homes).await?;
         Ok(Arc::new(Self { ctx }))
+    }
+
+    /// Changes whenever there may be new events.
+    pub fn recorded(&self) -> watch::Receiver<u64> {
+        self.ctx.recorded.subscribe()
     }
 
     /// From now on, agents that nobody uses go to sleep.

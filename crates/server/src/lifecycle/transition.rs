@@ -59,7 +59,7 @@ pub(super) async fn run(agent: Arc<Agent>, transition: Transition) -> Answer {
         box_record: BoxChange::Keep,
         image: ImageChange::Keep,
     };
-    match agent.ctx.store.change_state(&change).await {
+    match agent.ctx.record(&change).await {
         Ok(()) => {}
         Err(StoreError::NotFound { .. }) => {
             leave(&agent);
@@ -233,7 +233,7 @@ async fn come_to_rest(
         },
         image,
     };
-    let recorded = agent.ctx.store.change_state(&change).await;
+    let recorded = agent.ctx.record(&change).await;
     if recorded.is_ok() {
         forget_image(agent, image).await;
     }
@@ -331,7 +331,7 @@ pub(super) async fn broken(agent: &Arc<Agent>, work: Work, recorded: State, bug:
             ImageChange::Keep
         },
     };
-    if let Err(error) = ctx.store.change_state(&change).await {
+    if let Err(error) = ctx.record(&change).await {
         tracing::error!(agent = %agent.profile.name, %error, "the failure could not be recorded");
     }
     if !goes_on {

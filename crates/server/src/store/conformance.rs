@@ -270,6 +270,45 @@ pub(super) async fn events_go_with_their_agent(store: &dyn Store) {
     store.delete_agent(&id).await.unwrap();
 }
 
+pub(super) async fn events_are_followed_of_one_agent_or_of_a_workspace(store: &dyn Store) {
+    let mut ids = Vec::new();
+    for name in ["one", "two", "three"] {
+        ids.push(
+            store
+                .insert_agent(&new_agent(name), SLOTS)
+                .await
+                .unwrap()
+                .profile
+                .id,
+        );
+    }
+    let workspace = Workspace::default();
+    let of = |events: Vec<crate::records::EventRecord>| -> Vec<Id> {
+        events.into_iter().map(|event| event.agent).collect()
+    };
+    let all = store.events_after(&workspace, None, 0, 100).await.unwrap();
+    let second = all[1].seq;
+    assert_eq!(of(all), ids);
+    assert_eq!(
+        of(store.events_after(&workspace, None, second, 100).await.unwrap()),
+        ids[2..]
+    );
+    assert_eq!(
+        of(store.events_after(&workspace, None, 0, 1).await.unwrap()),
+        ids[..1]
+    );
+    let one = store
+        .events_after(&workspace, Some(&ids[1]), 0, 100)
+        .await
+        .unwrap();
+    assert_eq!(of(one), ids[1..2]);
+    ids.reverse();
+    assert_eq!(of(store.newest_events(&workspace, 2).await.unwrap()), ids[..2]);
+    let other = Workspace::new("other");
+    assert!(store.events_after(&other, None, 0, 100).await.unwrap().is_empty());
+    assert!(store.newest_events(&other, 100).await.unwrap().is_empty());
+}
+
 pub(super) async fn holds_are_listed_and_go_with_their_agent(store: &dyn Store) {
     let mut holds = Vec::new();
     for (made, name) in (1..).zip(["one", "two"]) {
@@ -426,6 +465,7 @@ macro_rules! conformance {
             a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_state
             a_change_of_an_agent_that_is_not_there_is_refused
             events_go_with_their_agent
+            events_are_followed_of_one_agent_or_of_a_workspace
             holds_are_listed_and_go_with_their_agent
             agents_made_at_once_get_different_slots
             a_rebuilt_template_replaces_the_one_of_its_name

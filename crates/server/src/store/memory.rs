@@ -26,6 +26,13 @@ struct Tables {
     commits: u64,
 }
 
+impl Tables {
+    fn is_of(&self, workspace: &Workspace, event: &EventRecord) -> bool {
+        let agent = self.agents.iter().find(|agent| agent.profile.id == event.agent);
+        agent.is_some_and(|agent| agent.profile.workspace == *workspace)
+    }
+}
+
 impl MemoryStore {
     fn tables(&self) -> MutexGuard<'_, Tables> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -191,6 +198,31 @@ impl Store for MemoryStore {
     async fn events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>> {
         let tables = self.tables();
         let newest = tables.events.iter().rev().filter(|event| event.agent == *agent);
+        Ok(newest.take(limit as usize).cloned().collect())
+    }
+
+    async fn events_after(
+        &self,
+        workspace: &Workspace,
+        agent: Option<&Id>,
+        seq: i64,
+        limit: u32,
+    ) -> Result<Vec<EventRecord>> {
+        let tables = self.tables();
+        let of = |event: &&EventRecord| {
+            tables.is_of(workspace, event) && agent.is_none_or(|id| event.agent == *id)
+        };
+        let after = tables.events.iter().filter(|event| event.seq > seq).filter(of);
+        Ok(after.take(limit as usize).cloned().collect())
+    }
+
+    async fn newest_events(&self, workspace: &Workspace, limit: u32) -> Result<Vec<EventRecord>> {
+        let tables = self.tables();
+        let newest = tables
+            .events
+            .iter()
+            .rev()
+            .filter(|event| tables.is_of(workspace, event));
         Ok(newest.take(limit as usize).cloned().collect())
     }
 

@@ -68,6 +68,17 @@ pub trait Store: Send + Sync + 'static {
     /// Newest first. A store keeps the newest thousand of each agent, and may forget older ones.
     async fn events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>>;
 
+    /// Of one agent or of a whole workspace, oldest first: the first `limit` after `seq`.
+    async fn events_after(
+        &self,
+        workspace: &Workspace,
+        agent: Option<&Id>,
+        seq: i64,
+        limit: u32,
+    ) -> Result<Vec<EventRecord>>;
+    /// Of a whole workspace, newest first.
+    async fn newest_events(&self, workspace: &Workspace, limit: u32) -> Result<Vec<EventRecord>>;
+
     async fn insert_hold(&self, hold: &HoldRecord) -> Result<()>;
     /// Of all agents, oldest first.
     async fn holds(&self) -> Result<Vec<HoldRecord>>;

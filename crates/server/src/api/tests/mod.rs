@@ -35,6 +35,7 @@ mod daemon;
 mod guest;
 mod keys;
 mod manners;
+mod sleep;
 
 struct Server {
     app: Router,
@@ -125,6 +126,10 @@ impl Server {
 
     async fn get(&self, path: &str) -> (StatusCode, Value) {
         self.call(Method::GET, path, Value::Null).await
+    }
+
+    async fn delete(&self, path: &str) -> (StatusCode, Value) {
+        read(self.send(self.request(Method::DELETE, path, Body::empty())).await).await
     }
 
     async fn post(&self, path: &str, body: Value) -> (StatusCode, Value) {

@@ -6,7 +6,7 @@ use sqlx::{Sqlite, Transaction};
 use super::{AllAgents, Result, SqliteStore, StoreError, database, rows, taken};
 use crate::records::{
     AgentRecord, BoxChange, Change, EventRecord, ImageChange, ImageRecord, NewAgentRecord, Profile, Slots,
-    State, Status,
+    State, Status, Workspace,
 };
 
 /// Older events are removed now and then, so that no agent's history grows without end.
@@ -142,13 +142,51 @@ impl SqliteStore {
         Ok(())
     }
 
-    pub(super) async fn newest_events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>> {
+    pub(super) async fn newest_events_of(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>> {
         let rows = sqlx::query("SELECT * FROM events WHERE agent = ? ORDER BY seq DESC LIMIT ?")
             .bind(agent.as_str())
             .bind(limit)
             .fetch_all(&self.readers)
             .await
             .map_err(database("read the events"))?;
+        Ok(rows::readable(&rows, rows::event))
+    }
+
+    pub(super) async fn newest_events_of_all(
+        &self,
+        workspace: &Workspace,
+        limit: u32,
+    ) -> Result<Vec<EventRecord>> {
+        let rows = sqlx::query(
+            "SELECT events.* FROM events JOIN agents ON agents.id = events.agent \
+             WHERE agents.workspace = ? ORDER BY seq DESC LIMIT ?",
+        )
+        .bind(workspace.as_str())
+        .bind(limit)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(database("read the events"))?;
+        Ok(rows::readable(&rows, rows::event))
+    }
+
+    pub(super) async fn do_events_after(
+        &self,
+        workspace: &Workspace,
+        agent: Option<&Id>,
+        seq: i64,
+        limit: u32,
+    ) -> Result<Vec<EventRecord>> {
+        let rows = sqlx::query(
+            "SELECT events.* FROM events JOIN agents ON agents.id = events.agent \
+             WHERE seq > ?1 AND agents.workspace = ?2 AND (?3 IS NULL OR agent = ?3) ORDER BY seq LIMIT ?4",
+        )
+        .bind(seq)
+        .bind(workspace.as_str())
+        .bind(agent.map(Id::as_str))
+        .bind(limit)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(database("read the events"))?;
         Ok(rows::readable(&rows, rows::event))
     }
 

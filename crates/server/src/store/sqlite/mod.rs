@@ -104,7 +104,21 @@ impl Store for SqliteStore {
     }
 
     async fn events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>> {
-        self.newest_events(agent, limit).await
+        self.newest_events_of(agent, limit).await
+    }
+
+    async fn events_after(
+        &self,
+        workspace: &Workspace,
+        agent: Option<&Id>,
+        seq: i64,
+        limit: u32,
+    ) -> Result<Vec<EventRecord>> {
+        self.do_events_after(workspace, agent, seq, limit).await
+    }
+
+    async fn newest_events(&self, workspace: &Workspace, limit: u32) -> Result<Vec<EventRecord>> {
+        self.newest_events_of_all(workspace, limit).await
     }
 
     async fn insert_hold(&self, hold: &HoldRecord) -> Result<()> {
