@@ -130,7 +130,7 @@ async fn a_hold_keeps_it_awake_until_it_is_released() {
         .unwrap();
     seconds(100).await;
     assert_eq!(agent.state(), State::Running);
-    assert_eq!(agent.holds(), [hold.clone()]);
+    assert_eq!(agent.holds(), std::slice::from_ref(&hold));
     world.restart().await;
     let agent = world.get("one").unwrap();
     assert_eq!(agent.holds(), [hold], "it outlives the daemon");
