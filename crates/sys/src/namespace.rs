@@ -1,7 +1,7 @@
 //! Entering and making namespaces.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::thread::{LinkNameSpaceType, Uid, UnshareFlags};
 
@@ -121,6 +121,17 @@ pub fn unshare_mounts() -> io::Result<()> {
 /// Opens one of the namespaces of a process: `net`, `user`, ….
 pub fn open(pid: i32, kind: &str) -> io::Result<OwnedFd> {
     Ok(std::fs::File::open(format!("/proc/{pid}/ns/{kind}"))?.into())
+}
+
+/// The uid that owns a user namespace.
+pub fn owner(userns: BorrowedFd<'_>) -> io::Result<u32> {
+    const NS_GET_OWNER_UID: libc::c_ulong = 0xB704;
+    let mut uid: libc::uid_t = 0;
+    // SAFETY: NS_GET_OWNER_UID writes one uid_t.
+    match unsafe { libc::ioctl(userns.as_raw_fd(), NS_GET_OWNER_UID, &raw mut uid) } {
+        0 => Ok(uid),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// The inode that identifies the namespace behind a descriptor.

@@ -93,7 +93,7 @@ impl Container {
         let launch = launch::Spec {
             home: self.pool.home_path(&spec.id),
             uid_base: spec.uid_base,
-            job: criu.job(Some(guest), join),
+            job: criu.job(Some(guest), join, 0),
         };
         let Spare {
             process: mut criu_process,

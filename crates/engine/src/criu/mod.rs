@@ -62,10 +62,13 @@ impl Criu {
         let directory = File::open(images).map_err(failed())?;
         let (socket, theirs) = PacketSocket::pair().map_err(failed())?;
         let mut process = launch::spawn(launcher, theirs, std::process::Stdio::null()).map_err(failed())?;
+        let owner =
+            dorm_sys::namespace::open(pid, "user").and_then(|ns| dorm_sys::namespace::owner(ns.as_fd()));
+        let user = owner.map_err(failed())?;
         let spec = Spec {
             home: PathBuf::new(),
             uid_base: 0,
-            job: self.job(None, Vec::new()),
+            job: self.job(None, Vec::new(), user),
         };
         let done = async {
             socket
@@ -81,6 +84,7 @@ impl Criu {
             let mut options = rpc::Options::new(directory.as_fd(), directory.as_fd());
             options.pid = Some(pid);
             options.leave_running = Some(true);
+            options.unprivileged = (user != 0).then_some(true);
             options.freeze_cgroup = Some(freezer.display().to_string());
             options.external = external_mounts(true);
             let dumped = rpc::dump(&socket, options).await;
@@ -120,12 +124,13 @@ impl Criu {
         })
     }
 
-    pub(crate) fn job(&self, guest: Option<PathBuf>, join: Vec<PathBuf>) -> Job {
+    pub(crate) fn job(&self, guest: Option<PathBuf>, join: Vec<PathBuf>, user: u32) -> Job {
         Job::Criu {
             command: self.command.clone(),
             knowledge: self.knowledge.clone(),
             guest,
             join,
+            user,
         }
     }
 

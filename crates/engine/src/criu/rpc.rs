@@ -64,6 +64,8 @@ pub(super) struct Options {
     tcp_close: Option<bool>,
     #[prost(int32, optional, tag = "64")]
     network_lock: Option<i32>,
+    #[prost(bool, optional, tag = "67")]
+    pub(super) unprivileged: Option<bool>,
 }
 
 impl Options {

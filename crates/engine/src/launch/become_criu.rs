@@ -18,6 +18,7 @@ pub(super) fn execute(
     command: &[PathBuf],
     knowledge: Option<&Path>,
     guest: Option<&Path>,
+    user: u32,
     spec: &Spec,
 ) -> Result<(), Failure> {
     use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
@@ -53,6 +54,10 @@ pub(super) fn execute(
         fs::write("/run/criu.kdat", knowledge).step("hand over what criu knows")?;
     }
     std::env::set_current_dir("/").step("leave the staging directory")?;
+    if user != 0 {
+        dorm_sys::confine::become_user_with_capabilities(user)
+            .step("become the owner of the box's namespaces")?;
+    }
     report(&Report::Executing);
     Err(exec(command)).step("execute criu")
 }

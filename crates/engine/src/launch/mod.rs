@@ -81,6 +81,8 @@ pub(crate) enum Job {
         knowledge: Option<PathBuf>,
         guest: Option<PathBuf>,
         join: Vec<PathBuf>,
+        /// Who CRIU is, with root's capabilities: the owner of the user namespace that it looks into.
+        user: u32,
     },
     /// Apply a layer, read from standard output's descriptor, to the home.
     Unpack { offset: u64, length: u64 },
@@ -214,10 +216,11 @@ fn launch() -> Result<(), Failure> {
         knowledge,
         guest,
         join: late,
+        user,
     } = &spec.job
     {
         join(late)?;
-        return become_criu::execute(command, knowledge.as_deref(), guest.as_deref(), &spec);
+        return become_criu::execute(command, knowledge.as_deref(), guest.as_deref(), *user, &spec);
     }
     dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;
     let mounts = bind_mounts(&spec).step("prepare the mounts")?;
