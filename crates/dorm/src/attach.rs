@@ -137,10 +137,21 @@ fn lost(error: &anyhow::Error) -> bool {
 }
 
 /// The run outlives the connection; a daemon that comes back leads to it again.
+/// An agent that was put to sleep on purpose is not woken for that: the run goes on when it is.
 async fn reattach(guest: &Guest<'_>, run: &Selector, offset: u64, error: anyhow::Error) -> Result<Events> {
-    let until = Instant::now() + REATTACH_FOR;
+    let mut until = Instant::now() + REATTACH_FOR;
+    let mut told = false;
     loop {
         tokio::time::sleep(Duration::from_millis(200)).await;
+        if let Some(state) = guest.asleep().await {
+            if !told {
+                eprintln!("the agent is {state}; the run goes on when it wakes");
+                told = true;
+            }
+            until = Instant::now() + REATTACH_FOR;
+            tokio::time::sleep(TWICE).await;
+            continue;
+        }
         match guest.attach(run, offset).await {
             Ok(events) => return Ok(events),
             Err(e) if lost(&e) && Instant::now() < until => {}

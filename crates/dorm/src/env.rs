@@ -55,7 +55,7 @@ pub(crate) const ALL: &[Variable] = &[
     daemon(
         "DORM_ON_SHUTDOWN",
         "on_shutdown",
-        "serve: leave boxes running at the end, or stop them",
+        "serve: hibernate boxes at the end, leave them, or stop them",
     ),
     daemon(
         "DORM_STOP_GRACE",
@@ -66,6 +66,31 @@ pub(crate) const ALL: &[Variable] = &[
         "DORM_FIRST_UID",
         "first_uid",
         "serve: first host uid that boxes' users are mapped to",
+    ),
+    daemon(
+        "DORM_STANDBY_AFTER",
+        "standby.after",
+        "serve: seconds until an agent that nobody uses goes to standby; 0 is never",
+    ),
+    daemon(
+        "DORM_DURABLE_AFTER",
+        "standby.durable_after",
+        "serve: seconds until the memory of an agent in standby is on disk too",
+    ),
+    daemon(
+        "DORM_HIBERNATE_AFTER",
+        "standby.hibernate_after",
+        "serve: seconds in standby until an agent goes to disk; 0 is never",
+    ),
+    daemon(
+        "DORM_STANDBY_CPU",
+        "standby.cpu",
+        "serve: percentage of a core below which a box does nothing",
+    ),
+    daemon(
+        "DORM_STANDBY_MEMORY",
+        "standby.memory",
+        "serve: what boxes in standby may hold, as 8G or 50%",
     ),
     daemon(
         "DORM_DEFAULT_CPUS",

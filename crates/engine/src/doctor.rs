@@ -120,6 +120,16 @@ const REQUIREMENTS: &[Requirement] = &[
         look: |_| program("mmdebstrap"),
     },
     Requirement {
+        name: "criu",
+        required: false,
+        enables: "hibernation: memory and running processes on disk",
+        fix: "scripts/setup-criu fetches a copy of its own; a system's criu of version 4.2 or newer serves as well",
+        look: |data| {
+            crate::criu::find(data, Path::new("/proc/self/exe"))
+                .map(|criu| format!("version {}", criu.version))
+        },
+    },
+    Requirement {
         name: "resolver",
         required: false,
         enables: "names in boxes",

@@ -3,7 +3,7 @@
 //! Both outlive whoever uses them, as real boxes and homes outlive a daemon: a second daemon given the
 //! same parts finds what the first left behind.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,9 +14,12 @@ use tokio::io::DuplexStream;
 use tokio::sync::watch;
 
 use crate::{
-    BoxExit, BoxRecord, BoxSpec, BoxStats, Debian, Engine, EngineError, GuestStream, HomeUsage, Homes, Id,
-    Layer, LogSink, Result, Space,
+    BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, MemoryImage, Result,
 };
+
+mod homes;
+
+pub use homes::FakeHomes;
 
 /// Answers a connection to a guest, as process 1 of a box would.
 pub type FakeGuest = Arc<dyn Fn(Id, DuplexStream) + Send + Sync>;
@@ -26,11 +29,50 @@ struct World {
     boxes: BTreeMap<Id, FakeBox>,
     fail_starts: Vec<String>,
     fail_stops: Vec<String>,
+    fail_freezes: Vec<String>,
+    fail_thaws: Vec<String>,
+    fail_checkpoints: Vec<String>,
+    fail_restores: Vec<String>,
+    cannot_checkpoint: Option<String>,
     starts: u64,
     stops: u64,
+    freezes: u64,
+    thaws: u64,
+    checkpoints: u64,
+    restores: u64,
     connects: u64,
     swept: Vec<Id>,
     specs: Vec<BoxSpec>,
+}
+
+impl World {
+    fn add(&mut self, spec: &BoxSpec, memory: String) -> BoxRecord {
+        let number = self.starts + self.restores;
+        let record = BoxRecord {
+            pid: i32::try_from(1000 + number).unwrap_or(i32::MAX),
+            pid_start: number,
+            host_boot_id: "fake".to_owned(),
+            guest_hash: "fake".to_owned(),
+            engine: "fake".to_owned(),
+        };
+        let one = FakeBox {
+            record: record.clone(),
+            ended: watch::Sender::new(None),
+            stopping: false,
+            frozen: watch::Sender::new(false),
+            memory,
+            cpu_usec: 1_500_000,
+        };
+        self.boxes.insert(spec.id.clone(), one);
+        record
+    }
+
+    fn living(&mut self, id: &Id) -> Result<&mut FakeBox> {
+        self.boxes
+            .get_mut(id)
+            .filter(|one| one.ended.borrow().is_none())
+            .ok_or_else(|| EngineError::NotRunning(id.clone()))
+    }
 }
 
 struct FakeBox {
@@ -39,6 +81,10 @@ struct FakeBox {
     ended: watch::Sender<Option<BoxExit>>,
     /// Whether `stop` was called: then its end is no news.
     stopping: bool,
+    frozen: watch::Sender<bool>,
+    /// What its processes hold only in memory.
+    memory: String,
+    cpu_usec: u64,
 }
 
 pub struct FakeEngine {
@@ -46,6 +92,8 @@ pub struct FakeEngine {
     guest: Mutex<Option<FakeGuest>>,
     starts_held: watch::Sender<bool>,
     stops_held: watch::Sender<bool>,
+    checkpoints_held: watch::Sender<bool>,
+    restores_held: watch::Sender<bool>,
 }
 
 impl Default for FakeEngine {
@@ -55,6 +103,8 @@ impl Default for FakeEngine {
             guest: Mutex::default(),
             starts_held: watch::Sender::new(false),
             stops_held: watch::Sender::new(false),
+            checkpoints_held: watch::Sender::new(false),
+            restores_held: watch::Sender::new(false),
         }
     }
 }
@@ -81,6 +131,72 @@ impl FakeEngine {
     /// The next stop that is tried fails with this reason, and the box stays.
     pub fn fail_next_stop(&self, reason: &str) {
         self.world().fail_stops.push(reason.to_owned());
+    }
+
+    pub fn fail_next_freeze(&self, reason: &str) {
+        self.world().fail_freezes.push(reason.to_owned());
+    }
+
+    pub fn fail_next_thaw(&self, reason: &str) {
+        self.world().fail_thaws.push(reason.to_owned());
+    }
+
+    /// The next checkpoint finds something that it cannot save.
+    pub fn fail_next_checkpoint(&self, reason: &str) {
+        self.world().fail_checkpoints.push(reason.to_owned());
+    }
+
+    pub fn fail_next_restore(&self, reason: &str) {
+        self.world().fail_restores.push(reason.to_owned());
+    }
+
+    /// Memory images cannot be made here, for this reason.
+    pub fn cannot_checkpoint(&self, reason: &str) {
+        self.world().cannot_checkpoint = Some(reason.to_owned());
+    }
+
+    pub fn hold_checkpoints(&self, hold: bool) {
+        self.checkpoints_held.send_replace(hold);
+    }
+
+    pub fn hold_restores(&self, hold: bool) {
+        self.restores_held.send_replace(hold);
+    }
+
+    /// Puts something into the memory of the box, and nowhere else.
+    pub fn remember(&self, id: &Id, what: &str) {
+        self.world().boxes.get_mut(id).expect("a box").memory = what.to_owned();
+    }
+
+    pub fn memory(&self, id: &Id) -> Option<String> {
+        self.world().boxes.get(id).map(|one| one.memory.clone())
+    }
+
+    /// The box's processes use so much more CPU.
+    pub fn burn(&self, id: &Id, cpu: Duration) {
+        let usec = u64::try_from(cpu.as_micros()).unwrap_or(u64::MAX);
+        self.world().boxes.get_mut(id).expect("a box").cpu_usec += usec;
+    }
+
+    pub fn is_frozen(&self, id: &Id) -> bool {
+        self.world().boxes.get(id).is_some_and(|one| *one.frozen.borrow())
+    }
+
+    pub fn freezes(&self) -> u64 {
+        self.world().freezes
+    }
+
+    pub fn thaws(&self) -> u64 {
+        self.world().thaws
+    }
+
+    /// Checkpoints that were tried, failed ones included.
+    pub fn checkpoints(&self) -> u64 {
+        self.world().checkpoints
+    }
+
+    pub fn restores(&self) -> u64 {
+        self.world().restores
     }
 
     /// While held, starts wait.
@@ -161,21 +277,7 @@ impl Engine for FakeEngine {
         if world.boxes.contains_key(&spec.id) {
             return Err(EngineError::AlreadyRunning(spec.id.clone()));
         }
-        let pid = i32::try_from(1000 + world.starts).unwrap_or(i32::MAX);
-        let record = BoxRecord {
-            pid,
-            pid_start: world.starts,
-            host_boot_id: "fake".to_owned(),
-            guest_hash: "fake".to_owned(),
-            engine: "fake".to_owned(),
-        };
-        let one = FakeBox {
-            record: record.clone(),
-            ended: watch::Sender::new(None),
-            stopping: false,
-        };
-        world.boxes.insert(spec.id.clone(), one);
-        Ok(record)
+        Ok(world.add(spec, String::new()))
     }
 
     async fn adopt(&self, spec: &BoxSpec, record: &BoxRecord) -> Result<bool> {
@@ -231,6 +333,9 @@ impl Engine for FakeEngine {
         if !self.is_running(id) {
             return Err(EngineError::NotRunning(id.clone()));
         }
+        // A frozen guest does not answer.
+        let mut frozen = self.world().living(id)?.frozen.subscribe();
+        let _ = frozen.wait_for(|frozen| !frozen).await;
         self.world().connects += 1;
         let guest = self.guest.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
@@ -242,11 +347,9 @@ impl Engine for FakeEngine {
     }
 
     async fn stats(&self, id: &Id) -> Result<BoxStats> {
-        if !self.is_running(id) {
-            return Err(EngineError::NotRunning(id.clone()));
-        }
+        let cpu_usec = self.world().living(id)?.cpu_usec;
         Ok(BoxStats {
-            cpu_usec: 1_500_000,
+            cpu_usec,
             memory_bytes: 4 << 20,
             pids: 1,
             ..BoxStats::default()
@@ -260,71 +363,83 @@ impl Engine for FakeEngine {
         Ok(())
     }
 
+    async fn freeze(&self, id: &Id) -> Result<()> {
+        let mut world = self.world();
+        world.freezes += 1;
+        if let Some(reason) = world.fail_freezes.pop() {
+            return Err(declared(reason));
+        }
+        world.living(id)?.frozen.send_replace(true);
+        Ok(())
+    }
+
+    async fn thaw(&self, id: &Id) -> Result<()> {
+        let mut world = self.world();
+        world.thaws += 1;
+        if let Some(reason) = world.fail_thaws.pop() {
+            return Err(declared(reason));
+        }
+        world.living(id)?.frozen.send_replace(false);
+        Ok(())
+    }
+
+    async fn checkpoint(&self, id: &Id, image: &Path) -> Result<MemoryImage> {
+        self.world().checkpoints += 1;
+        while_held(&self.checkpoints_held).await;
+        let memory = {
+            let mut world = self.world();
+            if let Some(reason) = world.fail_checkpoints.pop() {
+                return Err(EngineError::CannotCheckpoint(reason));
+            }
+            let one = world.living(id)?;
+            if !*one.frozen.borrow() {
+                return Err(EngineError::CannotCheckpoint("the box is not frozen".to_owned()));
+            }
+            one.memory.clone()
+        };
+        std::fs::create_dir(image).map_err(EngineError::io("made the image's directory"))?;
+        std::fs::write(image.join("memory"), format!("whole:{memory}"))
+            .map_err(EngineError::io("wrote the image"))?;
+        Ok(MemoryImage {
+            size: memory.len() as u64,
+            guest_hash: "fake".to_owned(),
+        })
+    }
+
+    async fn restore(&self, spec: &BoxSpec, image: &Path) -> Result<BoxRecord> {
+        {
+            let mut world = self.world();
+            world.restores += 1;
+            world.specs.push(spec.clone());
+        }
+        while_held(&self.restores_held).await;
+        let mut world = self.world();
+        if let Some(reason) = world.fail_restores.pop() {
+            return Err(EngineError::Start {
+                step: "was restored".to_owned(),
+                source: reason.into(),
+            });
+        }
+        if world.boxes.contains_key(&spec.id) {
+            return Err(EngineError::AlreadyRunning(spec.id.clone()));
+        }
+        let text = std::fs::read_to_string(image.join("memory"))
+            .map_err(|error| EngineError::BadImage(error.to_string()))?;
+        let memory = text
+            .strip_prefix("whole:")
+            .ok_or_else(|| EngineError::BadImage("its checksum is wrong".to_owned()))?;
+        Ok(world.add(spec, memory.to_owned()))
+    }
+
+    fn can_checkpoint(&self) -> std::result::Result<(), String> {
+        match &self.world().cannot_checkpoint {
+            Some(reason) => Err(reason.clone()),
+            None => Ok(()),
+        }
+    }
+
     async fn present(&self) -> Result<Vec<Id>> {
         Ok(self.world().boxes.keys().cloned().collect())
-    }
-}
-
-#[derive(Default)]
-struct Pool {
-    homes: BTreeMap<Id, u64>,
-    templates: BTreeSet<Id>,
-    fail_creates: Vec<String>,
-    fail_deletes: Vec<String>,
-    full: bool,
-}
-
-#[derive(Default)]
-pub struct FakeHomes {
-    pool: Mutex<Pool>,
-}
-
-impl FakeHomes {
-    pub fn new() -> Arc<Self> {
-        Arc::default()
-    }
-
-    fn pool(&self) -> MutexGuard<'_, Pool> {
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn add_template(&self, id: &Id) {
-        self.pool().templates.insert(id.clone());
-    }
-
-    pub fn has(&self, id: &Id) -> bool {
-        self.pool().homes.contains_key(id)
-    }
-
-    pub fn count(&self) -> usize {
-        self.pool().homes.len()
-    }
-
-    /// The home vanishes, as after a lost disk.
-    pub fn lose(&self, id: &Id) {
-        self.pool().homes.remove(id);
-    }
-
-    pub fn fail_next_create(&self, reason: &str) {
-        self.pool().fail_creates.push(reason.to_owned());
-    }
-
-    pub fn fail_next_delete(&self, reason: &str) {
-        self.pool().fail_deletes.push(reason.to_owned());
-    }
-
-    /// Whether the pool has no space left.
-    pub fn fill(&self, full: bool) {
-        self.pool().full = full;
-    }
-
-    fn put(&self, id: &Id, disk: u64) -> Result<()> {
-        let mut pool = self.pool();
-        if pool.full {
-            return Err(EngineError::NoSpace { free: 0 });
-        }
-        pool.homes.insert(id.clone(), disk);
-        Ok(())
     }
 }
 
@@ -332,108 +447,5 @@ fn declared(reason: String) -> EngineError {
     EngineError::Io {
         doing: reason,
         source: io::Error::other("declared fault"),
-    }
-}
-
-#[async_trait]
-impl Homes for FakeHomes {
-    async fn create(&self, id: &Id, template: &Id, disk: u64) -> Result<()> {
-        if let Some(reason) = self.pool().fail_creates.pop() {
-            return Err(declared(reason));
-        }
-        if !self.pool().templates.contains(template) {
-            return Err(EngineError::NoHome(template.clone()));
-        }
-        self.put(id, disk)
-    }
-
-    async fn delete(&self, id: &Id) -> Result<()> {
-        let mut pool = self.pool();
-        if let Some(reason) = pool.fail_deletes.pop() {
-            return Err(declared(reason));
-        }
-        pool.homes.remove(id);
-        Ok(())
-    }
-
-    async fn usage(&self, id: &Id) -> Result<HomeUsage> {
-        let limit = self
-            .pool()
-            .homes
-            .get(id)
-            .copied()
-            .ok_or_else(|| EngineError::NoHome(id.clone()))?;
-        Ok(HomeUsage { used: 4096, limit })
-    }
-
-    async fn set_limit(&self, id: &Id, disk: u64) -> Result<()> {
-        match self.pool().homes.get_mut(id) {
-            Some(limit) => *limit = disk,
-            None => return Err(EngineError::NoHome(id.clone())),
-        }
-        Ok(())
-    }
-
-    async fn list(&self) -> Result<Vec<Id>> {
-        Ok(self.pool().homes.keys().cloned().collect())
-    }
-
-    async fn templates(&self) -> Result<Vec<Id>> {
-        Ok(self.pool().templates.iter().cloned().collect())
-    }
-
-    async fn create_empty(&self, id: &Id) -> Result<()> {
-        self.put(id, u64::MAX)
-    }
-
-    async fn bootstrap(&self, id: &Id, debian: &Debian, log: LogSink) -> Result<()> {
-        if !self.has(id) {
-            return Err(EngineError::NoHome(id.clone()));
-        }
-        let _ = log.send(format!("bootstrapped {}", debian.suite));
-        Ok(())
-    }
-
-    async fn unpack(&self, id: &Id, _uid_base: u32, _layer: Layer, log: LogSink) -> Result<()> {
-        if !self.has(id) {
-            return Err(EngineError::NoHome(id.clone()));
-        }
-        let _ = log.send("unpacked a layer".to_owned());
-        Ok(())
-    }
-
-    async fn seal(&self, id: &Id) -> Result<()> {
-        let mut pool = self.pool();
-        pool.homes
-            .remove(id)
-            .ok_or_else(|| EngineError::NoHome(id.clone()))?;
-        pool.templates.insert(id.clone());
-        Ok(())
-    }
-
-    async fn delete_template(&self, id: &Id) -> Result<()> {
-        self.pool().templates.remove(id);
-        Ok(())
-    }
-
-    async fn export_template(&self, id: &Id, to: &Path) -> Result<()> {
-        if !self.pool().templates.contains(id) {
-            return Err(EngineError::NoHome(id.clone()));
-        }
-        std::fs::write(to, b"a template").map_err(EngineError::io("wrote the template's file"))
-    }
-
-    async fn import_template(&self, id: &Id, from: &Path) -> Result<()> {
-        std::fs::metadata(from).map_err(EngineError::io("read the template's file"))?;
-        self.add_template(id);
-        Ok(())
-    }
-
-    async fn space(&self) -> Result<Space> {
-        let full = self.pool().full;
-        Ok(Space {
-            total: 1 << 40,
-            free: if full { 0 } else { 1 << 39 },
-        })
     }
 }

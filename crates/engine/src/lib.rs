@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 pub use dorm_proto::boot::{BootConfig, Command};
 
 pub mod container;
+pub mod criu;
 pub mod doctor;
 pub mod fake;
 pub mod guest_binary;
@@ -169,6 +170,14 @@ pub struct HomeUsage {
     pub limit: u64,
 }
 
+/// What is known of a memory image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryImage {
+    /// Bytes on disk.
+    pub size: u64,
+    pub guest_hash: String,
+}
+
 /// How a box came to its end without being asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BoxExit {
@@ -199,6 +208,12 @@ pub enum EngineError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The box holds something that cannot be put into a memory image; it goes on as it was.
+    #[error("the memory cannot be saved: {0}")]
+    CannotCheckpoint(String),
+    /// The memory image is damaged, or of another kind of machine. Files are not affected.
+    #[error("the memory image cannot be used: {0}")]
+    BadImage(String),
     #[error("{doing}")]
     Io {
         doing: String,
@@ -241,6 +256,23 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Removes whatever exists on this machine of a box of `id`: processes, cgroup, interface.
     async fn sweep(&self, id: &Id) -> Result<()>;
+
+    /// Stops every process of the box where it is, without ending it. Returns when all of them are.
+    async fn freeze(&self, id: &Id) -> Result<()>;
+
+    /// Lets a frozen box go on. Thawing one that is not frozen is no error.
+    async fn thaw(&self, id: &Id) -> Result<()>;
+
+    /// Writes the memory of a frozen box into the directory `image`, which must not exist. The box stays
+    /// frozen. When this returns, `image` is whole and on disk; on an error it does not exist.
+    async fn checkpoint(&self, id: &Id, image: &std::path::Path) -> Result<MemoryImage>;
+
+    /// Brings back the box that `image` was made of, on the home of `spec.id`, and returns when its
+    /// guest answers. The home must be as it was when the image was made. The image stays as it is.
+    async fn restore(&self, spec: &BoxSpec, image: &std::path::Path) -> Result<BoxRecord>;
+
+    /// `Ok` where memory images can be made, otherwise the reason why not, in words.
+    fn can_checkpoint(&self) -> std::result::Result<(), String>;
 
     /// Ids of which there is something on this machine, running or left over.
     async fn present(&self) -> Result<Vec<Id>>;
@@ -286,6 +318,24 @@ pub trait Homes: Send + Sync + 'static {
     async fn import_template(&self, id: &Id, from: &std::path::Path) -> Result<()>;
 
     async fn space(&self) -> Result<Space>;
+
+    /// Keeps the home of `id` as it is now, read-only, as `snapshot`: durably, in constant time.
+    async fn snapshot(&self, id: &Id, snapshot: &Id) -> Result<()>;
+
+    /// Makes the home of `id` as a writable copy of `snapshot`.
+    async fn create_from_snapshot(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()>;
+
+    /// Puts a writable copy of `snapshot` in the place of the home of `id`, in one step: a crash leaves
+    /// either home, whole. No box may run on it.
+    async fn roll_back(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()>;
+
+    async fn delete_snapshot(&self, snapshot: &Id) -> Result<()>;
+
+    async fn snapshots(&self) -> Result<Vec<Id>>;
+
+    /// A number that grows whenever something in the home has changed on disk. Two equal answers, each
+    /// taken while no process could write, mean that nothing changed in between.
+    async fn generation(&self, id: &Id) -> Result<u64>;
 }
 
 /// Room in the pool, and what it may still grow to.

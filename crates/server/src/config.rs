@@ -7,6 +7,7 @@ use std::time::Duration;
 use dorm_engine::Limits;
 use dorm_engine::network::Range;
 
+use crate::lifecycle::idle::pressure::Budget;
 use crate::records::Slots;
 
 #[derive(Debug, Clone)]
@@ -30,17 +31,47 @@ pub struct Config {
     pub template_cache: Option<PathBuf>,
     /// CA certificates of the host, put into templates that are built.
     pub host_ca: Option<PathBuf>,
+    pub standby: Standby,
     /// Longest JSON body. Streams to guests and uploads have no limit.
     pub max_body: u64,
+}
+
+/// When agents that nobody uses go to sleep, unless they say otherwise. A time of 0 is never.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Standby {
+    /// From `running` to `standby`.
+    pub after: Duration,
+    /// In `standby`: until its memory is on disk too.
+    pub durable_after: Duration,
+    /// From `standby` to `hibernated`.
+    pub hibernate_after: Duration,
+    /// Part of a core below which a box does nothing.
+    pub cpu: f64,
+    /// What all boxes in standby may hold.
+    pub memory: Budget,
+}
+
+impl Default for Standby {
+    fn default() -> Self {
+        Self {
+            after: Duration::from_secs(15),
+            durable_after: Duration::from_secs(60),
+            hibernate_after: Duration::from_secs(600),
+            cpu: 0.02,
+            memory: Budget::Percent(50.0),
+        }
+    }
 }
 
 /// What becomes of running boxes when the daemon ends in order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnShutdown {
     /// They go on, and the next daemon adopts them.
-    #[default]
     Leave,
     Stop,
+    /// Their memory goes to disk; where that is not possible they are left.
+    #[default]
+    Hibernate,
 }
 
 /// Slots beyond those of agents, for boxes in which templates are built.

@@ -40,16 +40,31 @@ pub enum State {
     Stopped,
     Starting,
     Running,
+    /// On the way to `standby`.
+    Freezing,
+    /// Frozen in memory: no CPU, and back at once.
+    Standby,
+    /// On the way to `hibernated`.
+    Hibernating,
+    /// Its memory is on disk; no process, no RAM.
+    Hibernated,
+    /// On the way back from `standby` or `hibernated`.
+    Waking,
     Stopping,
     Failed,
     Deleting,
 }
 
 impl State {
-    pub const ALL: [State; 6] = [
+    pub const ALL: [State; 11] = [
         Self::Stopped,
         Self::Starting,
         Self::Running,
+        Self::Freezing,
+        Self::Standby,
+        Self::Hibernating,
+        Self::Hibernated,
+        Self::Waking,
         Self::Stopping,
         Self::Failed,
         Self::Deleting,
@@ -60,6 +75,11 @@ impl State {
             Self::Stopped => "stopped",
             Self::Starting => "starting",
             Self::Running => "running",
+            Self::Freezing => "freezing",
+            Self::Standby => "standby",
+            Self::Hibernating => "hibernating",
+            Self::Hibernated => "hibernated",
+            Self::Waking => "waking",
             Self::Stopping => "stopping",
             Self::Failed => "failed",
             Self::Deleting => "deleting",
@@ -148,6 +168,43 @@ pub struct AgentSpec {
     pub limits: Limits,
     #[serde(default)]
     pub env: Env,
+    #[serde(default)]
+    pub sleep: Sleep,
+}
+
+/// When an agent that nobody uses goes to sleep. What is absent is the daemon's default; times are
+/// milliseconds, and 0 is never.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sleep {
+    pub standby_after: Option<u64>,
+    pub durable_after: Option<u64>,
+    pub hibernate_after: Option<u64>,
+    /// Never by itself.
+    pub keep_awake: bool,
+}
+
+/// A memory image of an agent, in its folder under `DATA/images`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRecord {
+    pub id: Id,
+    /// Of the home, at the instant of the image: it is of no use with any other.
+    pub generation: u64,
+    /// Bytes on disk.
+    pub size: u64,
+    pub made: i64,
+    /// Whether it is what the agent's memory is now. A box that goes on makes it stale.
+    pub current: bool,
+}
+
+/// Keeps an agent from going to sleep by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HoldRecord {
+    pub id: Id,
+    pub agent: Id,
+    pub reason: String,
+    pub made: i64,
+    pub until: i64,
 }
 
 /// What a template gives to the agents made from it. An agent keeps its own copy.
@@ -185,6 +242,7 @@ pub struct AgentRecord {
     pub status: Status,
     /// What the engine needs to adopt the box, while there is one.
     pub box_record: Option<BoxRecord>,
+    pub image: Option<ImageRecord>,
 }
 
 /// An agent before the store gave it a slot.
@@ -225,6 +283,17 @@ pub struct Change<'a> {
     /// How long the transition took, if this ends one.
     pub millis: Option<i64>,
     pub box_record: BoxChange<'a>,
+    pub image: ImageChange,
+}
+
+/// What a change of state makes of the agent's memory image. A new one is recorded by itself, before
+/// anything rests on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageChange {
+    Keep,
+    /// The memory has gone on.
+    Stale,
+    Clear,
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -28,7 +28,7 @@ use crate::build_slots::BuildSlots;
 use crate::config::{Config, ConfigError, OnShutdown};
 use crate::faults::{Faults, UnknownPoint};
 use crate::keys::KeyRing;
-use crate::lifecycle::{Parts, ReconcileError, Registry};
+use crate::lifecycle::{Parts, ReconcileError, Registry, idle};
 use crate::metrics::Metrics;
 use crate::records::Workspace;
 use crate::store::{SqliteStore, Store, StoreError};
@@ -109,8 +109,10 @@ pub async fn serve(
         slots: config.slots(),
         nameservers: config.nameservers.clone(),
         stop_grace: config.stop_grace,
+        images: config.data.join("images"),
     };
     let registry = Registry::open(parts, !is_new).await?;
+    registry.watch(config.standby, Arc::new(idle::pressure::of_host));
     let build_slots = BuildSlots::new(config.slots());
     let templates = Templates::new(templates::Parts {
         config: config.clone(),
@@ -121,7 +123,7 @@ pub async fn serve(
     });
     let state = AppState::new(Shared {
         store: store.clone(),
-        guests: Guests::new(engine.clone()),
+        guests: Guests::new(engine.clone(), registry.clone()),
         engine,
         homes,
         registry: registry.clone(),
@@ -140,10 +142,16 @@ pub async fn serve(
     let mut connections = accept(listener, router(&state), &shutdown).await;
 
     tracing::info!("shutting down");
-    let stop = config.on_shutdown == OnShutdown::Stop;
+    let boxes = match (config.on_shutdown, state.engine.can_checkpoint()) {
+        (OnShutdown::Hibernate, Err(reason)) => {
+            tracing::info!(%reason, "boxes are left, as their memory cannot be put to disk");
+            OnShutdown::Leave
+        }
+        (wanted, _) => wanted,
+    };
     tokio::join!(
         templates.close(),
-        registry.shut_down(stop, config.stop_grace + PATIENCE)
+        registry.shut_down(boxes, config.stop_grace + PATIENCE)
     );
     let drained = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(DRAIN, drained).await.is_err() {

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 const ROOT: &str = "/sys/fs/cgroup";
 const V1_CONTROLLERS: [&str; 6] = ["cpu", "cpuacct", "memory", "pids", "freezer", "blkio"];
 const V2_CONTROLLERS: [&str; 4] = ["cpu", "memory", "pids", "io"];
+/// A process in an uninterruptible wait holds up a freeze.
+const FREEZE_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
 const CPU_PERIOD_USEC: u64 = 100_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -229,6 +231,46 @@ impl Group {
                 forks_refused: field(&self.read("pids", "pids.events")?, "max"),
             },
         })
+    }
+
+    /// Stops all processes of the group where they are. Returns when they are.
+    pub fn freeze(&self) -> io::Result<()> {
+        match self.version {
+            Version::V2 => self.write("", "cgroup.freeze", "1")?,
+            Version::V1 => self.write("freezer", "freezer.state", "FROZEN")?,
+        }
+        // The kernel notifies nobody in version 1; what it needs is a moment's scheduling.
+        let deadline = std::time::Instant::now() + FREEZE_WITHIN;
+        while !self.frozen()? {
+            if std::time::Instant::now() > deadline {
+                self.thaw()?;
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "a process of the box cannot be frozen",
+                ));
+            }
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
+        Ok(())
+    }
+
+    pub fn thaw(&self) -> io::Result<()> {
+        match self.version {
+            Version::V2 => self.write("", "cgroup.freeze", "0"),
+            Version::V1 => self.write("freezer", "freezer.state", "THAWED"),
+        }
+    }
+
+    pub fn frozen(&self) -> io::Result<bool> {
+        Ok(match self.version {
+            Version::V2 => field(&self.read("", "cgroup.events")?, "frozen") == 1,
+            Version::V1 => self.read("freezer", "freezer.state")?.trim() == "FROZEN",
+        })
+    }
+
+    /// The directory whose freezer CRIU may use.
+    pub fn freezer(&self) -> PathBuf {
+        self.path("freezer", "")
     }
 
     /// Processes in the group, as the host numbers them.

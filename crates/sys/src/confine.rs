@@ -42,6 +42,24 @@ pub fn bound_capabilities(keep: CapabilitySet) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes the thread, and the programs it executes, the user `uid` with all the capabilities that it has now.
+///
+/// The owner of a user namespace may do everything in it, also where the host's root lacks a capability; and what
+/// such a program makes there counts as the owner's.
+pub fn become_user_with_capabilities(uid: u32) -> io::Result<()> {
+    let uid = rustix::thread::Uid::from_raw(uid);
+    rustix::thread::set_keep_capabilities(true)?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+    let mut sets = rustix::thread::capabilities(None)?;
+    sets.effective = sets.permitted;
+    sets.inheritable = sets.permitted;
+    rustix::thread::set_capabilities(None, sets)?;
+    for capability in sets.permitted.iter() {
+        rustix::thread::configure_capability_in_ambient_set(capability, true)?;
+    }
+    Ok(())
+}
+
 /// Calls that are refused as not permitted, so that programs say the right thing about them.
 const FORBIDDEN: &str = "acct add_key bpf clock_adjtime clock_settime create_module delete_module \
     finit_module fsconfig fsmount fsopen fspick get_mempolicy init_module ioperm iopl kcmp kexec_file_load kexec_load \

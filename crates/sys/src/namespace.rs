@@ -1,7 +1,7 @@
 //! Entering and making namespaces.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::thread::{LinkNameSpaceType, Uid, UnshareFlags};
 
@@ -30,6 +30,17 @@ pub const BOX_NAMESPACES: i32 = libc::CLONE_NEWUSER
 /// Refuses to run in a process with several threads: the child of such a process could find any
 /// lock held by a thread that it does not have.
 pub fn clone_into(namespaces: i32, owner: u32) -> io::Result<Cloned> {
+    act_as(Uid::from_raw(owner))?;
+    // With CLONE_PARENT the exit signal is the caller's own, and must be given as 0.
+    let cloned = clone_with((namespaces | libc::CLONE_PARENT) as u64);
+    if !matches!(cloned, Ok(Cloned::Child)) {
+        act_as(Uid::ROOT)?;
+    }
+    cloned
+}
+
+/// Forks with `flags`, whose lowest byte is the exit signal.
+fn clone_with(flags: u64) -> io::Result<Cloned> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::other(
             "a process with several threads cannot be cloned safely",
@@ -47,12 +58,11 @@ pub fn clone_into(namespaces: i32, owner: u32) -> io::Result<Cloned> {
         stack_size: u64,
         tls: u64,
     }
-    // With CLONE_PARENT the exit signal is the caller's own, and must be given as 0.
     let args = CloneArgs {
-        flags: (namespaces | libc::CLONE_PARENT) as u64,
+        flags: flags & !0xFF,
+        exit_signal: flags & 0xFF,
         ..Default::default()
     };
-    act_as(Uid::from_raw(owner))?;
     // SAFETY: `args` is a valid clone_args of the size given. No stack is passed and CLONE_VM is not set, so
     // the child runs on a copy of this stack like after fork(); the process has one thread, checked above, so
     // every lock in that copy is free.
@@ -60,10 +70,7 @@ pub fn clone_into(namespaces: i32, owner: u32) -> io::Result<Cloned> {
     match pid {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(Cloned::Child),
-        child => {
-            act_as(Uid::ROOT)?;
-            Ok(Cloned::Parent { child: child as i32 })
-        }
+        child => Ok(Cloned::Parent { child: child as i32 }),
     }
 }
 
@@ -73,6 +80,26 @@ fn act_as(uid: Uid) -> io::Result<()> {
     let mut capabilities = rustix::thread::capabilities(None)?;
     capabilities.effective = capabilities.permitted;
     Ok(rustix::thread::set_capabilities(None, capabilities)?)
+}
+
+/// A new user namespace that maps its ids 0 to 65,535 to those from `base` on. It lives as long as the descriptor.
+pub fn user_namespace(base: u32) -> io::Result<OwnedFd> {
+    let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let Cloned::Parent { child } = clone_with((libc::CLONE_NEWUSER | libc::SIGCHLD) as u64)? else {
+        drop(theirs);
+        // Ends when the other side of the pipe does, and does nothing else in between.
+        let _ = rustix::io::read(&ours, &mut [0u8; 1]);
+        std::process::exit(0)
+    };
+    drop(ours);
+    let mapped = ["uid_map", "gid_map"]
+        .iter()
+        .try_for_each(|map| std::fs::write(format!("/proc/{child}/{map}"), format!("0 {base} 65536")))
+        .and_then(|()| open(child, "user"));
+    drop(theirs);
+    let child = rustix::process::Pid::from_raw(child).ok_or(io::ErrorKind::InvalidInput)?;
+    rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())?;
+    mapped
 }
 
 /// Moves the calling thread into a network namespace, for good.
@@ -94,6 +121,17 @@ pub fn unshare_mounts() -> io::Result<()> {
 /// Opens one of the namespaces of a process: `net`, `user`, ….
 pub fn open(pid: i32, kind: &str) -> io::Result<OwnedFd> {
     Ok(std::fs::File::open(format!("/proc/{pid}/ns/{kind}"))?.into())
+}
+
+/// The uid that owns a user namespace.
+pub fn owner(userns: BorrowedFd<'_>) -> io::Result<u32> {
+    const NS_GET_OWNER_UID: libc::c_ulong = 0xB704;
+    let mut uid: libc::uid_t = 0;
+    // SAFETY: NS_GET_OWNER_UID writes one uid_t.
+    match unsafe { libc::ioctl(userns.as_raw_fd(), NS_GET_OWNER_UID, &raw mut uid) } {
+        0 => Ok(uid),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// The inode that identifies the namespace behind a descriptor.

@@ -71,6 +71,17 @@ pub fn place_fd(fd: std::os::fd::BorrowedFd<'_>, number: i32) -> io::Result<()> 
     }
 }
 
+/// Closes every descriptor from `first` on. For the first lines of a program, when none of them has an owner yet.
+pub fn close_inherited_from(first: u32) -> io::Result<()> {
+    // SAFETY: the caller has opened nothing, so what is closed was inherited, and nothing in this process refers to it.
+    let done = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Marks every descriptor from `first` on to be closed by the next execve.
 pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     // SAFETY: with CLOSE_RANGE_CLOEXEC no descriptor is closed now, so no owner loses one.

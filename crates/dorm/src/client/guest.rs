@@ -46,6 +46,17 @@ impl<'a> Guest<'a> {
         }
     }
 
+    /// The state of an agent that a user put to sleep. Asking does not wake it.
+    pub(crate) async fn asleep(&self) -> Option<String> {
+        let path = self.prefix.strip_suffix("/guest")?;
+        let agent: dorm_server::api::types::Agent = self.client.get(path).await.ok()?;
+        let asleep = matches!(
+            agent.state.as_str(),
+            "freezing" | "standby" | "hibernating" | "hibernated"
+        );
+        (asleep && agent.reason.starts_with("asked to ")).then_some(agent.state)
+    }
+
     fn request(&self, method: Method, path: &str) -> http::request::Builder {
         let builder = self.client.request(method, &format!("{}/{path}", self.prefix));
         match &self.authorization {

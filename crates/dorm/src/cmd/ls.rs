@@ -20,33 +20,60 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
-    let agents: Vec<Agent> = global.client()?.get("/v1/agents").await?;
+    let path = if args.quiet {
+        "/v1/agents"
+    } else {
+        "/v1/agents?usage=true"
+    };
+    let agents: Vec<Agent> = global.client()?.get(path).await?;
+    if args.quiet && !global.json {
+        return agents.iter().try_for_each(|a| output::line(&a.name));
+    }
     if global.json {
         return output::json(&agents);
     }
-    if args.quiet {
-        return agents.iter().try_for_each(|a| output::line(&a.name));
-    }
     let mut table = Table::new([
-        "NAME", "STATE", ">FOR", "TEMPLATE", ">CPUS", ">MEMORY", ">DISK", ">AGE", "NOTE",
+        "NAME", "STATE", ">FOR", ">IDLE", ">RAM", ">DISK", "TEMPLATE", ">AGE", "NOTE",
     ]);
     for agent in agents {
-        let note = match (agent.state.as_str(), agent.lifetime) {
-            ("failed", _) => agent.reason,
-            (_, Lifetime::Ephemeral) => "ephemeral".to_owned(),
-            (_, Lifetime::Persistent) => String::new(),
-        };
+        let note = note(&agent);
         table.row([
             agent.name,
             agent.state,
             age(agent.since),
+            agent
+                .idle
+                .map(|seconds| format!("{seconds:.0}s"))
+                .unwrap_or_default(),
+            agent
+                .memory_used
+                .map(|used| Size(used).to_string())
+                .unwrap_or_default(),
+            agent
+                .disk_used
+                .map(|used| Size(used).to_string())
+                .unwrap_or_default(),
             agent.template,
-            agent.cpus.to_string(),
-            Size(agent.memory).to_string(),
-            Size(agent.disk).to_string(),
             age(agent.created),
             note,
         ]);
     }
     table.print()
+}
+
+fn note(agent: &Agent) -> String {
+    let mut notes = Vec::new();
+    if agent.state == "failed" || agent.reason.contains("its memory is lost") {
+        notes.push(agent.reason.clone());
+    }
+    if agent.state == "standby" && agent.durable {
+        notes.push("durable".to_owned());
+    }
+    if agent.keep_awake {
+        notes.push("kept awake".to_owned());
+    }
+    if agent.lifetime == Lifetime::Ephemeral {
+        notes.push("ephemeral".to_owned());
+    }
+    notes.join(", ")
 }

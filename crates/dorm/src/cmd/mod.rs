@@ -7,10 +7,13 @@ pub(crate) mod doctor;
 pub(crate) mod environment;
 pub(crate) mod events;
 pub(crate) mod exec;
+pub(crate) mod hibernate;
+pub(crate) mod hold;
 pub(crate) mod key;
 pub(crate) mod logs;
 pub(crate) mod ls;
 pub(crate) mod new;
+pub(crate) mod pause;
 pub(crate) mod ps;
 pub(crate) mod rm;
 pub(crate) mod serve;
@@ -20,6 +23,8 @@ pub(crate) mod start;
 pub(crate) mod stats;
 pub(crate) mod stop;
 pub(crate) mod template;
+pub(crate) mod wake;
+pub(crate) mod why;
 
 use std::collections::BTreeMap;
 
@@ -74,9 +79,43 @@ pub(crate) fn env_map(pairs: Vec<(String, String)>) -> BTreeMap<String, String> 
     pairs.into_iter().collect()
 }
 
+/// Seconds, or a number with `s`, `m`, `h` or `d`.
+pub(crate) fn parse_time(text: &str) -> Result<f64, String> {
+    let units = [("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0)];
+    let with_unit = units
+        .iter()
+        .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, *seconds)));
+    let (number, unit) = with_unit.unwrap_or((text, 1.0));
+    match number.parse::<f64>() {
+        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number * unit),
+        _ => Err(format!("`{text}` is no time; write it as 90, 90s, 15m, 1h or 2d")),
+    }
+}
+
 pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('s').parse::<f64>() {
         Ok(seconds) if seconds.is_finite() && seconds >= 0.0 => Ok(seconds),
         _ => Err(format!("`{text}` is no number of seconds")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        for (text, seconds) in [
+            ("90", 90.0),
+            ("90s", 90.0),
+            ("15m", 900.0),
+            ("1.5h", 5400.0),
+            ("2d", 172_800.0),
+        ] {
+            assert_eq!(parse_time(text), Ok(seconds));
+        }
+        for wrong in ["", "h", "-1", "1hh", "1w", "inf"] {
+            assert!(parse_time(wrong).is_err(), "{wrong} was taken");
+        }
     }
 }

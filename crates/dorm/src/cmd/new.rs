@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::Result;
 use dorm_server::api::types::{Agent, Lifetime, NewAgent};
 
-use super::{env_map, parse_env};
+use super::{env_map, parse_env, parse_time};
 use crate::cli::Global;
 use crate::size::Size;
 use crate::{output, progress};
@@ -34,6 +34,15 @@ pub(crate) struct Args {
     /// Environment of all its runs; a bare NAME takes the value from here
     #[arg(long, short, value_name = "NAME=VALUE", value_parser = parse_env)]
     env: Vec<(String, String)>,
+    /// Goes to standby after so long without use, as 15s or 5m; 0 is never
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    standby_after: Option<f64>,
+    /// Goes to disk after so long in standby; 0 is never
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    hibernate_after: Option<f64>,
+    /// Never goes to sleep by itself
+    #[arg(long)]
+    keep_awake: bool,
     /// Goes away when its box ends
     #[arg(long)]
     ephemeral: bool,
@@ -59,6 +68,10 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         pids: args.pids,
         env: env_map(args.env),
         lifetime: args.ephemeral.then_some(Lifetime::Ephemeral),
+        standby_after: args.standby_after,
+        durable_after: None,
+        hibernate_after: args.hibernate_after,
+        keep_awake: args.keep_awake,
         start: !args.no_start,
     };
     let bar = progress::spinner(format!("making {}", request.name));

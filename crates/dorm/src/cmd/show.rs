@@ -40,6 +40,13 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         ("disk", Size(agent.disk).to_string()),
         ("pids", agent.pids.to_string()),
     ];
+    if agent.keep_awake {
+        fields.push(("sleep", "never by itself".to_owned()));
+    }
+    if let Some(size) = agent.image_size {
+        let kind = if agent.durable { "current" } else { "stale" };
+        fields.push(("memory image", format!("{} ({kind})", Size(size))));
+    }
     fields.extend(agent.address.map(|address| ("address", address)));
     fields.extend(agent.pid.map(|pid| ("process 1", pid.to_string())));
     fields.extend(

@@ -16,7 +16,7 @@ pub(crate) struct Args {
     /// Names or ids
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     names: Vec<String>,
-    /// All that run
+    /// All that run or sleep
     #[arg(long)]
     all: bool,
     /// Seconds its processes have to end before they are ended [default: the daemon's stop_grace]
@@ -30,7 +30,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         let agents: Vec<Agent> = client.get("/v1/agents").await?;
         agents
             .into_iter()
-            .filter(|a| matches!(a.state.as_str(), "running" | "starting"))
+            .filter(|a| !matches!(a.state.as_str(), "stopped" | "stopping" | "failed" | "deleting"))
             .map(|a| a.name)
             .collect()
     } else {

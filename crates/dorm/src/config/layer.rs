@@ -19,6 +19,8 @@ pub(crate) enum LogFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Shutdown {
+    /// Their memory goes to disk, where that is possible
+    Hibernate,
     /// They go on, and the next daemon takes them over
     Leave,
     /// They are stopped
@@ -38,10 +40,47 @@ pub(crate) struct Layer {
     pub(crate) first_uid: Option<u32>,
     pub(crate) max_agents: Option<u32>,
     pub(crate) max_body: Option<Size>,
+    pub(crate) standby: StandbyLayer,
     pub(crate) defaults: DefaultsLayer,
     pub(crate) network: NetworkLayer,
     pub(crate) pool: PoolLayer,
     pub(crate) templates: TemplatesLayer,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct StandbyLayer {
+    pub(crate) after: Option<f64>,
+    pub(crate) durable_after: Option<f64>,
+    pub(crate) hibernate_after: Option<f64>,
+    pub(crate) cpu: Option<f64>,
+    pub(crate) memory: Option<MemoryBudget>,
+}
+
+/// Of the host's memory, as `"50%"`, or a size.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum MemoryBudget {
+    Size(Size),
+    Percent(Percent),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Percent(pub(crate) f64);
+
+impl TryFrom<String> for Percent {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let number = text
+            .strip_suffix('%')
+            .and_then(|number| number.trim().parse::<f64>().ok());
+        number
+            .filter(|number| (0.0..=100.0).contains(number))
+            .map(Self)
+            .ok_or_else(|| format!("`{text}` is neither a size nor a part such as 50%"))
+    }
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -99,10 +138,27 @@ impl Layer {
                 max_agents,
                 max_body
             },
+            standby,
             defaults,
             network,
             pool,
             templates
+        )
+    }
+}
+
+impl StandbyLayer {
+    pub(crate) fn over(self, lower: Self) -> Self {
+        over!(
+            self,
+            lower,
+            StandbyLayer {
+                after,
+                durable_after,
+                hibernate_after,
+                cpu,
+                memory
+            }
         )
     }
 }

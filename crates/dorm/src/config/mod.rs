@@ -12,7 +12,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dorm_engine::network::{self, GATEWAY, Range};
 use dorm_engine::{Limits, home};
-use dorm_server::config::{NetworkRange, OnShutdown};
+use dorm_server::config::{NetworkRange, OnShutdown, Standby};
+use dorm_server::lifecycle::idle::pressure::Budget;
 
 use crate::env::{self, Variable};
 use crate::exit::{Exit, Failure};
@@ -127,11 +128,34 @@ fn typed(text: &str, like: &toml::Value) -> Result<toml::Value> {
     })
 }
 
+/// Every key has a default: defaults.toml names them all, which a test sees to.
+fn given<T>(value: Option<T>, key: &str) -> Result<T> {
+    value.with_context(|| format!("`{key}` has no value"))
+}
+
+fn standby(layer: layer::StandbyLayer) -> Result<Standby> {
+    let time = |value: Option<f64>, key: &str| {
+        Duration::try_from_secs_f64(given(value, key)?)
+            .with_context(|| format!("{key} is no number of seconds"))
+    };
+    let cpu = given(layer.cpu, "standby.cpu")?;
+    anyhow::ensure!(
+        (0.0..=100.0).contains(&cpu),
+        "standby.cpu is a percentage of a core"
+    );
+    Ok(Standby {
+        after: time(layer.after, "standby.after")?,
+        durable_after: time(layer.durable_after, "standby.durable_after")?,
+        hibernate_after: time(layer.hibernate_after, "standby.hibernate_after")?,
+        cpu: cpu / 100.0,
+        memory: match given(layer.memory, "standby.memory")? {
+            layer::MemoryBudget::Size(size) => Budget::Bytes(size.0),
+            layer::MemoryBudget::Percent(percent) => Budget::Percent(percent.0),
+        },
+    })
+}
+
 fn settings(layer: Layer) -> Result<Settings> {
-    // Every key has a default: defaults.toml names them all, which a test sees to.
-    fn given<T>(value: Option<T>, key: &str) -> Result<T> {
-        value.with_context(|| format!("`{key}` has no value"))
-    }
     let range = match given(layer.network.range, "network.range")?.as_str() {
         "auto" => None,
         text => Some(
@@ -143,6 +167,7 @@ fn settings(layer: Layer) -> Result<Settings> {
     let cpus = given(layer.defaults.cpus, "defaults.cpus")?;
     let io = given(layer.defaults.io, "defaults.io")?.0;
     anyhow::ensure!(cpus.is_finite() && cpus >= 0.001, "defaults.cpus must be above 0");
+    let standby = standby(layer.standby)?;
     let cache = given(layer.templates.cache, "templates.cache")?;
     let host_ca = given(layer.templates.host_ca_file, "templates.host_ca_file")?;
     let server = dorm_server::config::Config {
@@ -163,12 +188,14 @@ fn settings(layer: Layer) -> Result<Settings> {
         }),
         nameservers: vec![GATEWAY.to_string()],
         on_shutdown: match given(layer.on_shutdown, "on_shutdown")? {
+            Shutdown::Hibernate => OnShutdown::Hibernate,
             Shutdown::Leave => OnShutdown::Leave,
             Shutdown::Stop => OnShutdown::Stop,
         },
         stop_grace: Duration::try_from_secs_f64(stop_grace).context("stop_grace is no number of seconds")?,
         template_cache: (!cache.as_os_str().is_empty()).then_some(cache),
         host_ca: given(layer.templates.host_ca, "templates.host_ca")?.then_some(host_ca),
+        standby,
         max_body: given(layer.max_body, "max_body")?.0,
     };
     server.check()?;

@@ -29,6 +29,8 @@ fn the_defaults_say_everything() {
     assert!(settings.server.listen.ip().is_loopback());
     assert_eq!(settings.server.defaults.io_bps, None);
     assert_eq!(settings.pool.initial_size, 8 << 30);
+    assert_eq!(settings.server.standby, Standby::default());
+    assert_eq!(settings.server.on_shutdown, OnShutdown::Hibernate);
 }
 
 #[test]
@@ -62,8 +64,14 @@ fn every_variable_of_a_key_reaches_it() {
         ("DORM_ON_SHUTDOWN", "stop"),
         ("DORM_LOG_FORMAT", "json"),
         ("DORM_DEFAULT_CPUS", "0.5"),
+        ("DORM_STANDBY_MEMORY", "25%"),
+        ("DORM_STANDBY_AFTER", "0.5"),
+        ("DORM_STANDBY_CPU", "10"),
     ];
     let settings = load_with(Layer::default(), "", &variables).unwrap();
+    assert_eq!(settings.server.standby.memory, Budget::Percent(25.0));
+    assert_eq!(settings.server.standby.after, Duration::from_millis(500));
+    assert_eq!(settings.server.standby.cpu, 0.1);
     assert_eq!(settings.network.nameservers.len(), 2);
     assert_eq!(settings.server.defaults.io_bps, Some(10 << 20));
     assert_eq!(settings.server.defaults.cpu_millis, 500);
@@ -85,6 +93,26 @@ fn every_declared_key_is_one_of_the_defaults() {
             None => defaults.get(key),
         };
         assert!(found.is_some(), "{key} is not in defaults.toml");
+    }
+}
+
+#[test]
+fn standby_takes_a_size_or_a_percentage() {
+    for (text, expected) in [
+        ("\"8G\"", Budget::Bytes(8 << 30)),
+        ("1024", Budget::Bytes(1024)),
+        ("\"12.5%\"", Budget::Percent(12.5)),
+    ] {
+        let file = format!("[standby]\nmemory = {text}\n");
+        let settings = load_with(Layer::default(), &file, &[]).unwrap();
+        assert_eq!(settings.server.standby.memory, expected);
+    }
+    for text in ["\"lots\"", "\"101%\"", "-1"] {
+        let file = format!("[standby]\nmemory = {text}\n");
+        assert!(
+            load_with(Layer::default(), &file, &[]).is_err(),
+            "{text} was taken"
+        );
     }
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use dorm_sys::process::{self, Process};
-use tokio::sync::watch;
 
 use super::{Container, LiveBox, Slot};
 use crate::{BoxRecord, BoxSpec, Result};
@@ -36,12 +35,6 @@ impl Container {
             return None;
         }
         let netns = Arc::new(dorm_sys::namespace::open(record.pid, "net").ok()?);
-        Some(LiveBox {
-            process,
-            netns,
-            group,
-            memory_limit: spec.limits.memory,
-            stopping: watch::Sender::new(false),
-        })
+        Some(LiveBox::new(process, netns, group, spec, record))
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,12 +16,17 @@ use dorm_sys::process::Process;
 use tokio::sync::watch;
 
 use self::spare::Spares;
+use crate::criu::Criu;
 use crate::guest_binary::{self, GuestBinary};
 use crate::home::Pool;
 use crate::network::{self, Network};
-use crate::{BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, Result};
+use crate::{
+    BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, MemoryImage, Result,
+};
 
 mod adopt;
+mod checkpoint;
+mod freeze;
 mod spare;
 mod start;
 mod stop;
@@ -38,7 +43,12 @@ pub struct Config {
 #[derive(Debug)]
 pub struct Container {
     pool: Pool,
+    launcher: PathBuf,
+    /// For files that live as long as a call.
+    work: PathBuf,
     guest: GuestBinary,
+    /// The program that makes memory images, or why there is none.
+    criu: Result<Criu, String>,
     cgroups: Hierarchy,
     spares: Arc<Spares>,
     network: Network,
@@ -58,8 +68,24 @@ struct LiveBox {
     netns: Arc<OwnedFd>,
     group: Group,
     memory_limit: u64,
+    uid_base: u32,
+    guest_hash: String,
     /// Set once somebody asked for the box's end.
     stopping: watch::Sender<bool>,
+}
+
+impl LiveBox {
+    fn new(process: Process, netns: Arc<OwnedFd>, group: Group, spec: &BoxSpec, record: &BoxRecord) -> Self {
+        Self {
+            process,
+            netns,
+            group,
+            memory_limit: spec.limits.memory,
+            uid_base: spec.uid_base,
+            guest_hash: record.guest_hash.clone(),
+            stopping: watch::Sender::new(false),
+        }
+    }
 }
 
 impl Container {
@@ -69,7 +95,22 @@ impl Container {
         let cgroups =
             Hierarchy::open(&format!("dorm-{instance}")).map_err(EngineError::io("cannot use cgroups"))?;
         let filter = SystemCallFilter::compile().map_err(failed())?.to_bytes();
+        let work = config.data.join("tmp");
+        std::fs::create_dir_all(&work).map_err(failed())?;
+        let (data, launcher) = (config.data.clone(), config.launcher.clone());
+        let criu = tokio::task::spawn_blocking(move || crate::criu::find(&data, &launcher)).await;
+        let criu = criu.unwrap_or_else(|e| Err(e.to_string()));
+        match &criu {
+            Ok(criu) => tracing::debug!(version = criu.version, "memory images are made by criu"),
+            Err(reason) => tracing::warn!(
+                reason,
+                "no memory images: boxes can stand by and stop, but not hibernate"
+            ),
+        }
         Ok(Self {
+            launcher: config.launcher.clone(),
+            work,
+            criu,
             guest: guest_binary::install(&config.data)?,
             network: Network::open(&config.network, &config.data, &instance).await?,
             spares: Spares::new(config.launcher.clone(), filter, cgroups.clone()),
@@ -106,7 +147,7 @@ impl Container {
 }
 
 /// Tells the daemons of one host apart: six hex digits of the data directory's name.
-fn instance(data: &std::path::Path) -> String {
+fn instance(data: &Path) -> String {
     let data = std::fs::canonicalize(data).unwrap_or_else(|_| data.to_owned());
     blake3::hash(data.as_os_str().as_encoded_bytes()).to_hex()[..6].to_owned()
 }
@@ -185,6 +226,26 @@ impl Engine for Container {
     async fn sweep(&self, id: &Id) -> Result<()> {
         self.boxes().remove(id);
         self.remove_remains(id).await
+    }
+
+    async fn freeze(&self, id: &Id) -> Result<()> {
+        self.freeze_box(id).await
+    }
+
+    async fn thaw(&self, id: &Id) -> Result<()> {
+        self.thaw_box(id)
+    }
+
+    async fn checkpoint(&self, id: &Id, image: &Path) -> Result<MemoryImage> {
+        self.checkpoint_box(id, image).await
+    }
+
+    async fn restore(&self, spec: &BoxSpec, image: &Path) -> Result<BoxRecord> {
+        self.restore_box(spec, image).await
+    }
+
+    fn can_checkpoint(&self) -> Result<(), String> {
+        self.criu.as_ref().map(|_| ()).map_err(Clone::clone)
     }
 
     async fn present(&self) -> Result<Vec<Id>> {

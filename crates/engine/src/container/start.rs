@@ -7,7 +7,6 @@ use std::time::Duration;
 use dorm_sys::cgroup::GroupLimits;
 use dorm_sys::process::{self, Process};
 use rustix::process::Signal;
-use tokio::sync::watch;
 
 use super::spare::Spare;
 use super::{Container, LiveBox, Slot, ended};
@@ -29,6 +28,15 @@ pub(super) fn failed(step: &str) -> impl FnOnce(Cause) -> EngineError {
 
 impl Container {
     pub(super) async fn start_box(&self, spec: &BoxSpec) -> Result<BoxRecord> {
+        self.occupy(spec, self.bring_up(spec)).await
+    }
+
+    /// Makes the box that `coming` brings up the one that runs on the home of `spec`, or leaves nothing of it.
+    pub(super) async fn occupy(
+        &self,
+        spec: &BoxSpec,
+        coming: impl Future<Output = Result<(LiveBox, BoxRecord)>>,
+    ) -> Result<BoxRecord> {
         if !self.pool.home_path(&spec.id).exists() {
             return Err(EngineError::NoHome(spec.id.clone()));
         }
@@ -48,7 +56,7 @@ impl Container {
         if self.cgroups.group(spec.id.as_str()).exists() {
             self.remove_remains(&spec.id).await?;
         }
-        match self.bring_up(spec).await {
+        match coming.await {
             Ok((live, record)) => {
                 self.boxes().insert(spec.id.clone(), Slot::Live(Arc::new(live)));
                 reservation.settle();
@@ -56,7 +64,7 @@ impl Container {
             }
             Err(error) => {
                 if let Err(remains) = self.remove_remains(&spec.id).await {
-                    tracing::warn!(id = %spec.id, error = %crate::chain(&remains), "remains of a failed start");
+                    tracing::warn!(id = %spec.id, error = %crate::chain(&remains), "remains of a box that did not come up");
                 }
                 Err(error)
             }
@@ -118,21 +126,8 @@ impl Container {
             }
         };
 
-        let record = BoxRecord {
-            pid: process.pid,
-            pid_start: process::start_time(process.pid).map_err(|e| failed("was recorded")(e.into()))?,
-            host_boot_id: process::host_boot_id().map_err(|e| failed("was recorded")(e.into()))?,
-            guest_hash: self.guest.hash.clone(),
-            engine: "container".to_owned(),
-        };
-        let live = LiveBox {
-            process,
-            netns,
-            group,
-            memory_limit: spec.limits.memory,
-            stopping: watch::Sender::new(false),
-        };
-        Ok((live, record))
+        let record = record_of(&process, &self.guest.hash).map_err(|e| failed("was recorded")(e.into()))?;
+        Ok((LiveBox::new(process, netns, group, spec, &record), record))
     }
 
     pub(super) fn group_limits(&self, limits: &Limits) -> Result<GroupLimits> {
@@ -147,6 +142,17 @@ impl Container {
             io,
         })
     }
+}
+
+/// What another daemon needs to know this box again.
+pub(super) fn record_of(process: &Process, guest_hash: &str) -> std::io::Result<BoxRecord> {
+    Ok(BoxRecord {
+        pid: process.pid,
+        pid_start: process::start_time(process.pid)?,
+        host_boot_id: process::host_boot_id()?,
+        guest_hash: guest_hash.to_owned(),
+        engine: "container".to_owned(),
+    })
 }
 
 /// Frees the place of a box that did not come up.
@@ -186,7 +192,7 @@ async fn handshake(socket: &PacketSocket, spec: &launch::Spec) -> Result<Process
     }
 }
 
-fn process_netns(process: &Process) -> Result<Arc<OwnedFd>> {
+pub(super) fn process_netns(process: &Process) -> Result<Arc<OwnedFd>> {
     let netns = dorm_sys::namespace::open(process.pid, "net").map_err(|e| failed("was set up")(e.into()))?;
     Ok(Arc::new(netns))
 }

@@ -27,11 +27,14 @@ impl Container {
             };
             for patience in patience {
                 let _ = live.process.signal(Signal::TERM);
+                let _ = live.group.thaw();
                 if tokio::time::timeout(patience, ended(&live.process)).await.is_ok() {
                     break;
                 }
             }
+            // A signal reaches a frozen process when it is thawed, and this one before anything else does.
             let _ = live.process.signal(Signal::KILL);
+            let _ = live.group.thaw();
             ended(&live.process).await;
         }
         self.remove_remains(id).await?;
@@ -61,6 +64,7 @@ impl Container {
                 for process in &listed {
                     let _ = process.signal(Signal::KILL);
                 }
+                let _ = group.thaw();
                 for process in &listed {
                     let _ = tokio::time::timeout(GONE_WITHIN, ended(process)).await;
                 }

@@ -21,6 +21,7 @@ mod archive;
 mod bootstrap;
 pub mod oci;
 mod pool;
+mod snapshot;
 pub mod unpack;
 
 pub use pool::Config;
@@ -55,10 +56,12 @@ impl Pool {
                 }
             }
         });
-        Ok(Self {
+        let pool = Self {
             filesystem,
             launcher: launcher.to_owned(),
-        })
+        };
+        pool.sweep_incoming();
+        Ok(pool)
     }
 
     /// Unmounts the pool if nothing uses it any more.
@@ -263,5 +266,38 @@ impl Homes for Pool {
 
     async fn space(&self) -> Result<Space> {
         self.blocking(|pool| pool.filesystem.space()).await
+    }
+
+    async fn snapshot(&self, id: &Id, snapshot: &Id) -> Result<()> {
+        let (id, snapshot) = (id.clone(), snapshot.clone());
+        self.blocking(move |pool| pool.take_snapshot(&id, &snapshot))
+            .await
+    }
+
+    async fn create_from_snapshot(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
+        let (id, snapshot) = (id.clone(), snapshot.clone());
+        self.blocking(move |pool| pool.copy_snapshot(&snapshot, "homes", id.as_str(), disk))
+            .await
+    }
+
+    async fn roll_back(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
+        let (id, snapshot) = (id.clone(), snapshot.clone());
+        self.blocking(move |pool| pool.swap_home(&id, &snapshot, disk))
+            .await
+    }
+
+    async fn delete_snapshot(&self, snapshot: &Id) -> Result<()> {
+        let snapshot = snapshot.clone();
+        self.blocking(move |pool| pool.delete_in("snapshots", &snapshot))
+            .await
+    }
+
+    async fn snapshots(&self) -> Result<Vec<Id>> {
+        self.blocking(|pool| pool.ids_in("snapshots")).await
+    }
+
+    async fn generation(&self, id: &Id) -> Result<u64> {
+        let id = id.clone();
+        self.blocking(move |pool| pool.home_generation(&id)).await
     }
 }

@@ -31,8 +31,12 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
+mod become_criu;
 mod rootfs;
 mod unpack;
+
+pub(crate) use become_criu::{STAGED_GUEST, STAGED_ROOT};
+pub(crate) use rootfs::{DEVICES, masked_files};
 
 pub(crate) use unpack::unpack;
 
@@ -71,6 +75,15 @@ pub(crate) enum Job {
         /// Bytes that the box's own tmpfs mounts may hold, each.
         tmpfs_bytes: u64,
     },
+    /// Become CRIU, answering on the launch socket; with a guest to restore a box of it on the home.
+    Criu {
+        command: Vec<PathBuf>,
+        knowledge: Option<PathBuf>,
+        guest: Option<PathBuf>,
+        join: Vec<PathBuf>,
+        /// Who CRIU is, with root's capabilities: the owner of the user namespace that it looks into.
+        user: u32,
+    },
     /// Apply a layer, read from standard output's descriptor, to the home.
     Unpack { offset: u64, length: u64 },
 }
@@ -80,6 +93,8 @@ pub(crate) enum Job {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Report {
     Prepared,
+    /// The next words on the socket are those of another program.
+    Executing,
     Pid(i32),
     Failed(String),
     /// An unpacked layer: entries applied, and what had to be left out.
@@ -94,6 +109,9 @@ pub(crate) enum Report {
 
 /// Entry of the launcher process. Never returns to the caller's program.
 pub fn main() -> ! {
+    if crate::criu::is_self_test() {
+        crate::criu::self_test_process()
+    }
     let code = match launch() {
         Ok(()) => 0,
         Err(failure) => {
@@ -193,6 +211,17 @@ fn launch() -> Result<(), Failure> {
         join(late)?;
         rootfs::raise_limits().step("set resource limits")?;
     }
+    if let Job::Criu {
+        command,
+        knowledge,
+        guest,
+        join: late,
+        user,
+    } = &spec.job
+    {
+        join(late)?;
+        return become_criu::execute(command, knowledge.as_deref(), guest.as_deref(), *user, &spec);
+    }
     dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;
     let mounts = bind_mounts(&spec).step("prepare the mounts")?;
     rootfs::stage().step("make a place for the root filesystem")?;
@@ -267,6 +296,7 @@ fn become_box(spec: &Spec, filter: Option<&SystemCallFilter>, launcher: OwnedFd)
             }
             Err(exec_guest()).step("execute the guest")
         }
+        Job::Criu { .. } => Err(io::Error::from(io::ErrorKind::InvalidInput)).step("become criu in a box"),
         Job::Unpack { offset, length } => {
             rootfs::enter_bare(mounts)?;
             unpack::apply(*offset, *length)?;
@@ -290,11 +320,6 @@ fn exec_guest() -> io::Error {
 /// guest its program and the devices of [`rootfs::DEVICES`].
 fn bind_mounts(spec: &Spec) -> io::Result<Vec<Detached>> {
     use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
-    let bind = |path: &Path, set, clear| {
-        let mount = Detached::bind(path)?;
-        mount.set(set, clear)?;
-        io::Result::Ok(mount)
-    };
     let mut mounts = vec![bind(&spec.home, NODEV, NOSUID)?];
     if let Job::Guest { guest, .. } = &spec.job {
         mounts.push(bind(guest, RDONLY | NOSUID | NODEV, NOEXEC)?);
@@ -303,6 +328,12 @@ fn bind_mounts(spec: &Spec) -> io::Result<Vec<Detached>> {
         }
     }
     Ok(mounts)
+}
+
+fn bind(path: &Path, set: u64, clear: u64) -> io::Result<Detached> {
+    let mount = Detached::bind(path)?;
+    mount.set(set, clear)?;
+    Ok(mount)
 }
 
 fn send_mounts(to: BorrowedFd<'_>, mounts: &[Detached]) -> io::Result<()> {

@@ -17,7 +17,7 @@ use rustix::thread::{Gid, Uid};
 use super::{Failure, Step};
 
 /// Devices of the host that every box has, under /dev.
-pub(super) const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+pub(crate) const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
 /// Hidden, as container runtimes hide them: they tell of the host, or act on it.
 const MASKED: [&str; 12] = [
@@ -34,6 +34,13 @@ const MASKED: [&str; 12] = [
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
 ];
+
+/// Those of [`MASKED`] that are files on this host, and so are covered by /dev/null.
+pub(crate) fn masked_files() -> impl Iterator<Item = &'static str> {
+    MASKED
+        .into_iter()
+        .filter(|path| fs::symlink_metadata(path).is_ok_and(|found| !found.is_dir()))
+}
 
 /// Readable only.
 const READ_ONLY: [&str; 5] = [

@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::Extension;
 use axum::extract::State;
 use dorm_engine::{BoxStats, HomeUsage};
+use futures_util::{StreamExt as _, stream};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -15,13 +16,14 @@ use utoipa_axum::routes;
 use super::errors::{ApiError, ApiResult};
 use super::extract::{Json, Path, Query};
 use super::state::AppState;
-use super::types::{self, Agent, ErrorBody, Event, NewAgent, Stats, StopRequest};
+use super::types::{self, Agent, ErrorBody, NewAgent, Stats, StopRequest};
 use super::validate;
 use crate::lifecycle::{self, Creation};
-use crate::records::{Lifetime, Workspace};
+use crate::records::{Lifetime, State as AgentState, Workspace};
 
 /// An agent of a request that names none is made from this template.
 const DEFAULT_TEMPLATE: &str = "base";
+const MEASURED_AT_ONCE: usize = 16;
 
 pub(super) fn router() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
@@ -30,7 +32,6 @@ pub(super) fn router() -> OpenApiRouter<AppState> {
         .routes(routes!(start))
         .routes(routes!(stop))
         .routes(routes!(stats))
-        .routes(routes!(events))
 }
 
 /// Create an agent
@@ -62,16 +63,42 @@ async fn create(
 }
 
 /// List agents, by name
-#[utoipa::path(get, path = "/v1/agents", tag = "agents", responses((status = 200, body = Vec<Agent>)))]
-async fn list(State(state): State<AppState>, Extension(workspace): Extension<Workspace>) -> Json<Vec<Agent>> {
-    Json(
-        state
-            .registry
-            .list(&workspace)
-            .iter()
-            .map(|agent| on_wire(&state, agent))
-            .collect(),
-    )
+#[utoipa::path(get, path = "/v1/agents", tag = "agents", params(ListQuery),
+    responses((status = 200, body = Vec<Agent>)))]
+async fn list(
+    State(state): State<AppState>,
+    Extension(workspace): Extension<Workspace>,
+    Query(query): Query<ListQuery>,
+) -> ApiResult<Json<Vec<Agent>>> {
+    let agents = state.registry.list(&workspace);
+    if !query.usage {
+        return Ok(Json(agents.iter().map(|agent| on_wire(&state, agent)).collect()));
+    }
+    let measured = agents.into_iter().map(|agent| measured(&state, agent));
+    Ok(Json(
+        stream::iter(measured).buffered(MEASURED_AT_ONCE).collect().await,
+    ))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct ListQuery {
+    /// Say what each holds of memory and disk, too.
+    #[serde(default)]
+    usage: bool,
+}
+
+async fn measured(state: &AppState, agent: Arc<lifecycle::Agent>) -> Agent {
+    let id = &agent.profile.id;
+    let mut on_wire = on_wire(state, &agent);
+    let memory = match agent.published().current_box {
+        Some(_) => state.engine.stats(id).await.map(|stats| stats.memory_bytes).ok(),
+        None => Some(0),
+    };
+    let disk = state.homes.usage(id).await.map(|usage| usage.used).ok();
+    on_wire.memory_used = memory;
+    on_wire.disk_used = disk.map(|disk| disk + on_wire.image_size.unwrap_or(0));
+    on_wire
 }
 
 /// Show an agent
@@ -184,41 +211,10 @@ async fn stats(
     }))
 }
 
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-struct EventsQuery {
-    /// At most so many; 100 if absent, 1000 at most.
-    limit: Option<u32>,
-}
-
-/// What happened to an agent, newest first
-#[utoipa::path(get, path = "/v1/agents/{agent}/events", tag = "agents",
-    params(("agent", description = "Name or id"), EventsQuery),
-    responses((status = 200, body = Vec<Event>), (status = 404, body = ErrorBody)))]
-async fn events(
-    State(state): State<AppState>,
-    Extension(workspace): Extension<Workspace>,
-    Path(agent): Path<String>,
-    Query(query): Query<EventsQuery>,
-) -> ApiResult<Json<Vec<Event>>> {
-    let agent = state.registry.get(&workspace, &agent)?;
-    let limit = query.limit.unwrap_or(100).min(1000);
-    let events = state.store.events(&agent.profile.id, limit).await?;
-    let on_wire = |event: crate::records::EventRecord| Event {
-        seq: event.seq,
-        agent: event.agent,
-        time: event.time,
-        from: event.from.map(|state| state.as_str().to_owned()),
-        to: event.to.as_str().to_owned(),
-        reason: event.reason,
-        millis: event.millis,
-    };
-    Ok(Json(events.into_iter().map(on_wire).collect()))
-}
-
-fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent {
+pub(super) fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent {
     let (profile, published) = (&agent.profile, agent.published());
     let limits = &profile.spec.limits;
+    let image = agent.image();
     let address = || state.config.network_range.address_of(profile.slot);
     Agent {
         id: profile.id.clone(),
@@ -243,5 +239,14 @@ fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent {
             .and_then(|_| address())
             .map(|address| address.to_string()),
         pid: published.current_box.map(|record| record.pid),
+        idle: (published.status.state == AgentState::Running).then(|| match agent.open_requests() {
+            0 => agent.quiet_since().elapsed().as_secs_f64(),
+            _ => 0.0,
+        }),
+        keep_awake: profile.spec.sleep.keep_awake,
+        durable: image.as_ref().is_some_and(|image| image.current),
+        image_size: image.map(|image| image.size),
+        memory_used: None,
+        disk_used: None,
     }
 }

@@ -107,6 +107,10 @@ impl From<Trouble> for ApiError {
             Trouble::Store(source) => return store_error(source),
             Trouble::Damaged(_) => Self::new(Code::Conflict, trouble.to_string())
                 .hint("restore the database from a backup, or delete the agent"),
+            Trouble::InUse => Self::new(Code::Conflict, trouble.to_string()),
+            Trouble::NoImages(_) => Self::new(Code::Conflict, trouble.to_string())
+                .hint("`dorm doctor` says what is missing; `dorm pause` and `dorm stop` work without"),
+            Trouble::Disk { .. } => Self::new(Code::Internal, "").hint("is the disk full?"),
             Trouble::Engine { source, .. } => engine_error(source),
             Trouble::Bug { .. } | Trouble::Injected(_) => Self::new(Code::Internal, ""),
         };
@@ -158,6 +162,8 @@ fn engine_error(error: &EngineError) -> ApiError {
         EngineError::NotRunning(_) => ApiError::new(Code::Conflict, in_full(error)),
         EngineError::AlreadyRunning(_) => ApiError::new(Code::Conflict, in_full(error)),
         EngineError::NoHome(_) => ApiError::new(Code::NotFound, in_full(error)),
+        EngineError::CannotCheckpoint(_) => ApiError::new(Code::Conflict, in_full(error))
+            .hint("it goes on as it was; `dorm pause` and `dorm stop` work without a memory image"),
         EngineError::Start { .. } => ApiError::new(Code::Internal, in_full(error))
             .hint("the agent's events and the daemon's log say more; starting it again is safe"),
         _ => ApiError::new(Code::Internal, in_full(error)).hint("the daemon's log says more"),

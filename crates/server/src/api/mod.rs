@@ -20,10 +20,13 @@ mod agents;
 mod auth;
 mod drain;
 mod errors;
+mod events;
 mod extract;
+mod holds;
 mod info;
 mod keys;
 mod proxy;
+mod sleep;
 mod state;
 mod templates;
 #[cfg(test)]
@@ -62,6 +65,9 @@ impl utoipa::Modify for Keys {
 pub fn router(state: &AppState) -> Router {
     let (with_key, mut document) = OpenApiRouter::with_openapi(Document::openapi())
         .merge(agents::router())
+        .merge(sleep::router())
+        .merge(holds::router())
+        .merge(events::router())
         .merge(keys::router())
         .merge(templates::router())
         .merge(info::router())

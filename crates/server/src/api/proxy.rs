@@ -27,12 +27,13 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::auth::{API_KEY, bearer};
 use super::errors::{ApiError, ApiResult, Code};
 use super::extract::Path;
 use super::state::AppState;
-use crate::lifecycle::{OpenRequest, in_full};
+use crate::lifecycle::{Link, OpenRequest, Registry, in_full};
 use crate::records::Workspace;
 
 /// Connections to guests.
@@ -41,12 +42,12 @@ pub struct Guests {
 }
 
 impl Guests {
-    pub fn new(engine: Arc<dyn Engine>) -> Self {
+    pub fn new(engine: Arc<dyn Engine>, registry: Arc<Registry>) -> Self {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(Duration::from_secs(60))
             .pool_max_idle_per_host(8)
-            .build(Connector { engine });
+            .build(Connector { engine, registry });
         Self { client }
     }
 }
@@ -61,7 +62,8 @@ pub(super) async fn to_guest(
     // Counted before the state is looked at: a box with an open request is not idle.
     let open = agent.open_request();
     agent.ensure_running().await?;
-    *request.uri_mut() = guest_uri(&agent.profile.id, agent.generation(), request.uri());
+    let which = (agent.generation(), agent.links.epoch());
+    *request.uri_mut() = guest_uri(&agent.profile.id, which, request.uri());
     *request.version_mut() = http::Version::HTTP_11;
     forward_headers(request.headers_mut());
     let response = state.guests.client.request(request).await.map_err(|error| {
@@ -81,14 +83,14 @@ pub(super) async fn to_guest(
 }
 
 /// The same path and query, as they were sent, below the guest's root.
-fn guest_uri(id: &Id, generation: u64, uri: &Uri) -> Uri {
+fn guest_uri(id: &Id, (generation, epoch): (u64, u64), uri: &Uri) -> Uri {
     let whole = uri.path_and_query().map_or("/", PathAndQuery::as_str);
     // "/v1/agents/{agent}/guest" lies before the fifth slash.
     let at = whole.match_indices('/').nth(4).map_or(whole.len(), |(at, _)| at);
-    let authority = Authority::try_from(format!("{id}.{generation}"));
+    let authority = Authority::try_from(format!("{id}.{generation}.{epoch}"));
     Uri::builder()
         .scheme(Scheme::HTTP)
-        .authority(authority.expect("an id and a number make a host name"))
+        .authority(authority.expect("an id and numbers make a host name"))
         .path_and_query(&whole[at..])
         .build()
         .expect("part of a URI is a URI")
@@ -169,6 +171,7 @@ impl http_body::Body for Guarded {
 #[derive(Clone)]
 struct Connector {
     engine: Arc<dyn Engine>,
+    registry: Arc<Registry>,
 }
 
 type Connecting = Pin<Box<dyn Future<Output = Result<GuestIo, EngineError>> + Send>>;
@@ -183,7 +186,7 @@ impl tower::Service<Uri> for Connector {
     }
 
     fn call(&mut self, uri: Uri) -> Connecting {
-        let engine = self.engine.clone();
+        let (engine, registry) = (self.engine.clone(), self.registry.clone());
         Box::pin(async move {
             let host = uri.host().unwrap_or_default();
             let id: Id = host
@@ -192,12 +195,26 @@ impl tower::Service<Uri> for Connector {
                 .unwrap_or_default()
                 .parse()
                 .expect("a host that guest_uri made");
-            Ok(GuestIo(TokioIo::new(engine.connect(&id).await?)))
+            let agent = registry
+                .by_id(&id)
+                .ok_or_else(|| EngineError::NotRunning(id.clone()))?;
+            let link = agent.links.open();
+            let stream = TokioIo::new(engine.connect(&id).await?);
+            Ok(GuestIo {
+                stream,
+                cut: Box::pin(link.cut.clone().cancelled_owned()),
+                _link: link,
+            })
         })
     }
 }
 
-struct GuestIo(TokioIo<Box<dyn GuestStream>>);
+/// A connection that ends when the agent's connections are cut.
+struct GuestIo {
+    stream: TokioIo<Box<dyn GuestStream>>,
+    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    _link: Link,
+}
 
 impl Connection for GuestIo {
     fn connected(&self) -> Connected {
@@ -211,7 +228,14 @@ impl Read for GuestIo {
         cx: &mut Context<'_>,
         buffer: ReadBufCursor<'_>,
     ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buffer)
+        if self.cut.as_mut().poll(cx).is_ready() {
+            let why = "the agent goes to sleep";
+            return Poll::Ready(Err(std::io::Error::new(
+                std::io::ErrorKind::ConnectionAborted,
+                why,
+            )));
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
@@ -221,19 +245,19 @@ impl Write for GuestIo {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, bytes)
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
+        Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
+        self.stream.is_write_vectored()
     }
 
     fn poll_write_vectored(
@@ -241,6 +265,6 @@ impl Write for GuestIo {
         cx: &mut Context<'_>,
         slices: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(cx, slices)
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
     }
 }

@@ -51,6 +51,18 @@ pub struct NewAgent {
     pub env: BTreeMap<String, String>,
     #[serde(default)]
     pub lifetime: Option<Lifetime>,
+    /// Seconds without use after which it goes to standby; 0 is never. The daemon's default if absent.
+    #[serde(default)]
+    pub standby_after: Option<f64>,
+    /// Seconds in standby after which its memory is on disk too; 0 is never.
+    #[serde(default)]
+    pub durable_after: Option<f64>,
+    /// Seconds in standby after which it goes to disk; 0 is never.
+    #[serde(default)]
+    pub hibernate_after: Option<f64>,
+    /// Never goes to sleep by itself.
+    #[serde(default)]
+    pub keep_awake: bool,
     /// Start it at once. Otherwise the first use does.
     #[serde(default = "yes")]
     pub start: bool,
@@ -67,7 +79,8 @@ pub struct Agent {
     pub name: String,
     pub template: String,
     pub lifetime: Lifetime,
-    /// `stopped`, `starting`, `running`, `stopping`, `failed` or `deleting`.
+    /// `stopped`, `starting`, `running`, `freezing`, `standby`, `hibernating`, `hibernated`, `waking`, `stopping`,
+    /// `failed` or `deleting`.
     pub state: String,
     /// Why it is in this state, in words.
     pub reason: String,
@@ -85,6 +98,80 @@ pub struct Agent {
     /// Process 1 of the box, as the host sees it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
+    /// Seconds for which nobody has used it, if it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle: Option<f64>,
+    pub keep_awake: bool,
+    /// Whether its memory, as it is now, is on disk.
+    pub durable: bool,
+    /// Bytes of its memory image on disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_size: Option<u64>,
+    /// Bytes of RAM that it holds. Only where usage was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_used: Option<u64>,
+    /// Bytes of disk that it holds. Only where usage was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_used: Option<u64>,
+}
+
+/// Why an agent is as it is, and what will become of it.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Why {
+    #[schema(value_type = String)]
+    pub id: Id,
+    pub name: String,
+    pub state: String,
+    pub reason: String,
+    pub since: i64,
+    /// What keeps it awake, or from going deeper to sleep.
+    pub because: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<NextState>,
+    /// By what its files outlive a crash of this machine.
+    pub files: String,
+    /// Where its memory is, and what that outlives.
+    pub memory: String,
+    /// What last went wrong with putting its memory to disk or bringing it back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub setback: Option<Setback>,
+    /// Why this daemon can make no memory images.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_images: Option<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct NextState {
+    pub state: String,
+    /// When, if nothing happens until then.
+    pub at: i64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Setback {
+    pub time: i64,
+    pub what: String,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewHold {
+    /// For how long.
+    pub seconds: f64,
+    #[serde(default)]
+    pub reason: String,
+}
+
+/// Keeps an agent from going to sleep by itself.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Hold {
+    #[schema(value_type = String)]
+    pub id: Id,
+    /// Name of the agent.
+    pub agent: String,
+    pub reason: String,
+    pub made: i64,
+    pub until: i64,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
@@ -120,6 +207,8 @@ pub struct Event {
     pub seq: i64,
     #[schema(value_type = String)]
     pub agent: Id,
+    /// Of the agent.
+    pub name: String,
     pub time: i64,
     pub from: Option<String>,
     pub to: String,

@@ -4,7 +4,7 @@ use dorm_engine::{Env, Limits};
 
 use super::errors::{ApiError, ApiResult};
 use super::types::NewAgent;
-use crate::records::AgentSpec;
+use crate::records::{AgentSpec, Sleep};
 
 const MIB: u64 = 1 << 20;
 const PIB: u64 = 1 << 50;
@@ -78,7 +78,22 @@ pub(super) fn spec(new: &NewAgent, defaults: &Limits) -> ApiResult<AgentSpec> {
     Ok(AgentSpec {
         limits,
         env: new.env.clone(),
+        sleep: Sleep {
+            standby_after: millis("standby_after", new.standby_after)?,
+            durable_after: millis("durable_after", new.durable_after)?,
+            hibernate_after: millis("hibernate_after", new.hibernate_after)?,
+            keep_awake: new.keep_awake,
+        },
     })
+}
+
+fn millis(what: &str, seconds: Option<f64>) -> ApiResult<Option<u64>> {
+    match seconds {
+        None => Ok(None),
+        // In range, so neither sign nor size is lost.
+        Some(seconds) if (0.0..=1e9).contains(&seconds) => Ok(Some((seconds * 1000.0).round() as u64)),
+        Some(seconds) => Err(out_of_range(what, seconds, "0 seconds", "1000000000")),
+    }
 }
 
 fn bytes(what: &str, asked: Option<u64>, default: u64, least: u64) -> ApiResult<u64> {

@@ -23,6 +23,8 @@ pub(crate) struct Asked {
     pub(crate) runs: Vec<String>,
     pub(crate) requests: Vec<Value>,
     pub(crate) files: Vec<(String, Vec<u8>)>,
+    /// Runs that are listed, with their tags.
+    pub(crate) in_progress: Vec<(String, Option<String>)>,
 }
 
 #[derive(Clone)]
@@ -60,6 +62,16 @@ impl FakeGuests {
         look(&self.asked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    pub(crate) fn now_running(&self, runs: &[(&str, Option<&str>)]) {
+        let runs = runs
+            .iter()
+            .map(|(id, tag)| ((*id).to_owned(), tag.map(str::to_owned)));
+        self.asked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .in_progress = runs.collect();
+    }
+
     async fn handle(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let (parts, body) = request.into_parts();
         let body = body.collect().await.expect("the request's body").to_bytes();
@@ -71,6 +83,14 @@ impl FakeGuests {
                 .files
                 .push((query, body.to_vec()));
             return Response::new(Full::new(Bytes::from_static(b"[]")));
+        }
+        if parts.uri.path() == "/process.Process/List" {
+            let runs = self.asked(|asked| asked.in_progress.clone());
+            let listed: Vec<_> = runs
+                .iter()
+                .map(|(id, tag)| json!({"runId": id, "tag": tag}))
+                .collect();
+            return Response::new(Full::from(json!({ "processes": listed }).to_string()));
         }
         let request: Value = serde_json::from_slice(&body[5..]).expect("a JSON message");
         let args = request["process"]["args"].as_array().cloned().unwrap_or_default();

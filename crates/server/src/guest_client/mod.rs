@@ -119,6 +119,28 @@ impl GuestClient {
         })
     }
 
+    /// Runs that have not ended.
+    pub async fn runs(&self) -> Result<Vec<ListedRun>, GuestError> {
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri("/process.Process/List")
+            .header(header::CONTENT_TYPE, "application/json")
+            .header("connect-protocol-version", "1");
+        let response = self
+            .send(authorized(request, "root"), Bytes::from_static(b"{}"))
+            .await?;
+        if response.status() != StatusCode::OK {
+            return Err(refusal(response).await);
+        }
+        let body = Limited::new(response.into_body(), MAX_ANSWER)
+            .collect()
+            .await
+            .map_err(GuestError::Broken)?;
+        let listed: ListResponse =
+            serde_json::from_slice(&body.to_bytes()).map_err(|e| GuestError::Protocol(e.to_string()))?;
+        Ok(listed.processes)
+    }
+
     /// Writes a file as `root`, and makes the directories above it.
     pub async fn write_file(&self, path: &str, content: Bytes) -> Result<(), GuestError> {
         let request = Request::builder()
@@ -150,6 +172,20 @@ impl GuestClient {
         tokio::spawn(connection);
         sender.send_request(request).await.map_err(broken)
     }
+}
+
+/// A run as the guest lists it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ListedRun {
+    pub run_id: String,
+    pub tag: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ListResponse {
+    processes: Vec<ListedRun>,
 }
 
 /// A command that was started.

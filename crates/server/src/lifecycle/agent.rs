@@ -1,18 +1,22 @@
 //! An agent as the rest of the server holds it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dorm_engine::{BootConfig, BoxRecord, BoxSpec, Command};
 use dorm_proto::boot::PROTOCOL_VERSION;
 use tokio::sync::{Notify, oneshot, watch};
+use tokio::time::Instant;
 
-use super::decide::Request;
+use super::decide::{Request, Rest};
+use super::idle::law::View;
+use super::lag::Lag;
+use super::links::Links;
 use super::registry::Context;
 use super::{Trouble, driver};
-use crate::records::{AgentRecord, Profile, State, Status};
+use crate::records::{AgentRecord, HoldRecord, ImageRecord, Profile, State, Status, now};
 
 pub struct Agent {
     pub profile: Profile,
@@ -22,6 +26,30 @@ pub struct Agent {
     /// Rung when something comes into the inbox of an agent that is being driven.
     pub(super) bell: Notify,
     open: AtomicUsize,
+    /// Connections to the guest.
+    pub links: Links,
+    pub(super) lag: Lag,
+    memory: Mutex<Memory>,
+    pub(super) holds: Mutex<Vec<HoldRecord>>,
+    /// Nothing was seen of it since.
+    quiet_since: Mutex<Instant>,
+}
+
+/// What is known of the agent's memory beyond its box.
+#[derive(Default)]
+struct Memory {
+    image: Option<ImageRecord>,
+    /// An image could not be made, and would not be now.
+    unsavable: bool,
+    setback: Option<Note>,
+    work: Option<Note>,
+}
+
+/// Something that was seen of the agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note {
+    pub time: i64,
+    pub what: String,
 }
 
 /// What everyone may know of an agent at this moment.
@@ -71,11 +99,24 @@ impl Agent {
             inbox: Mutex::default(),
             bell: Notify::new(),
             open: AtomicUsize::new(0),
+            links: Links::default(),
+            lag: Lag::default(),
+            memory: Mutex::new(Memory {
+                image: record.image,
+                ..Memory::default()
+            }),
+            holds: Mutex::default(),
+            quiet_since: Mutex::new(Instant::now()),
         })
     }
 
     pub fn state(&self) -> State {
         self.published.borrow().status.state
+    }
+
+    /// Where it rests. What is under way is the driver's to know.
+    pub(super) fn rest(&self) -> Rest {
+        Rest::of(self.state()).unwrap_or(Rest::Failed)
     }
 
     pub fn generation(&self) -> u64 {
@@ -96,6 +137,31 @@ impl Agent {
 
     pub async fn start(self: &Arc<Self>) -> Result<(), Trouble> {
         self.ask(Request::Start).await
+    }
+
+    /// Returns when it is frozen.
+    pub async fn pause(self: &Arc<Self>) -> Result<(), Trouble> {
+        self.ask(Request::Pause).await
+    }
+
+    /// Returns when its memory is on disk for good, and its processes are gone.
+    pub async fn hibernate(self: &Arc<Self>, why: &str) -> Result<(), Trouble> {
+        self.ask(Request::Hibernate { why: why.to_owned() }).await
+    }
+
+    /// Freezes it unless it is in use by then.
+    pub async fn idle(self: &Arc<Self>, why: String) -> Result<(), Trouble> {
+        self.ask(Request::Idle { why }).await
+    }
+
+    /// To disk, unless it was woken meanwhile.
+    pub(super) async fn retire(self: &Arc<Self>, why: String) -> Result<(), Trouble> {
+        self.ask(Request::Retire { why }).await
+    }
+
+    /// Returns when the memory of a box in standby is on disk too.
+    pub async fn make_durable(self: &Arc<Self>) -> Result<(), Trouble> {
+        self.ask(Request::MakeDurable).await
     }
 
     /// Returns at once if it runs. A failed agent is tried again.
@@ -120,12 +186,96 @@ impl Agent {
 
     /// Counts a request that is open to the guest, until the guard is dropped.
     pub fn open_request(self: &Arc<Self>) -> OpenRequest {
-        self.open.fetch_add(1, Ordering::AcqRel);
+        self.open.fetch_add(1, Ordering::SeqCst);
+        // With the one in `open_requests`: either the request sees that the agent goes to sleep, or
+        // the one who puts it to sleep sees the request.
+        fence(Ordering::SeqCst);
+        self.touch();
         OpenRequest(self.clone())
     }
 
     pub fn open_requests(&self) -> usize {
-        self.open.load(Ordering::Acquire)
+        fence(Ordering::SeqCst);
+        self.open.load(Ordering::SeqCst)
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The newest memory image, stale or not.
+    pub fn image(&self) -> Option<ImageRecord> {
+        self.memory().image.clone()
+    }
+
+    /// The memory image that holds what the agent's memory is now.
+    pub fn current_image(&self) -> Option<ImageRecord> {
+        self.image().filter(|image| image.current)
+    }
+
+    /// Gives the one before.
+    pub(super) fn set_image(&self, image: Option<ImageRecord>) -> Option<ImageRecord> {
+        std::mem::replace(&mut self.memory().image, image)
+    }
+
+    /// The box goes on, or has gone on.
+    pub(super) fn now_differs_from_image(&self) {
+        if let Some(image) = &mut self.memory().image {
+            image.current = false;
+        }
+    }
+
+    /// Whether its memory could not be saved and nothing has changed since.
+    pub fn is_unsavable(&self) -> bool {
+        self.memory().unsavable
+    }
+
+    pub(super) fn set_unsavable(&self, unsavable: bool) {
+        self.memory().unsavable = unsavable;
+    }
+
+    /// Something reached for it, or it works.
+    pub(super) fn touch(&self) {
+        *self.quiet_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    pub fn quiet_since(&self) -> Instant {
+        *self.quiet_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the watcher goes by.
+    pub fn view(&self) -> View {
+        let status = self.published().status;
+        let asleep = Duration::from_millis((now() - status.since).max(0).unsigned_abs());
+        let wall = Instant::now();
+        View {
+            state: status.state,
+            open_requests: self.open_requests(),
+            quiet_since: self.quiet_since(),
+            held_until: self.held_until(),
+            frozen_since: wall.checked_sub(asleep).unwrap_or(wall),
+            saved: self.current_image().is_some(),
+            savable: !self.is_unsavable() && self.ctx.engine.can_checkpoint().is_ok(),
+            sampled: None,
+        }
+    }
+
+    /// What the watcher last saw it do by itself.
+    pub fn work(&self) -> Option<Note> {
+        self.memory().work.clone()
+    }
+
+    pub(super) fn note_work(&self, what: String) {
+        self.memory().work = Some(Note { time: now(), what });
+    }
+
+    /// What last went wrong with putting its memory to disk or bringing it back.
+    pub fn setback(&self) -> Option<Note> {
+        self.memory().setback.clone()
+    }
+
+    pub(super) fn note_setback(&self, what: String) {
+        self.memory().setback = Some(Note { time: now(), what });
     }
 
     async fn ask(self: &Arc<Self>, request: Request) -> Result<(), Trouble> {
@@ -153,12 +303,16 @@ impl Agent {
     }
 
     pub(super) fn publish(&self, status: Status) {
+        if status.state == State::Running {
+            self.touch();
+        }
         self.published.send_modify(|published| published.status = status);
     }
 
     /// A box answers from now on.
     pub(super) fn publish_box(&self, status: Status, record: BoxRecord) -> u64 {
         let mut generation = 0;
+        self.touch();
         self.published.send_modify(|published| {
             published.generation += 1;
             generation = published.generation;
@@ -215,6 +369,7 @@ pub struct OpenRequest(Arc<Agent>);
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::AcqRel);
+        self.0.touch();
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
     }
 }

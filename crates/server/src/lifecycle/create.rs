@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dorm_engine::Id;
 
-use super::decide::Transition;
+use super::decide::{Rest, Transition};
 use super::registry::Context;
 use super::{Agent, Trouble, driver};
 use crate::faults::Point;
@@ -40,7 +40,7 @@ pub(super) async fn create(ctx: Arc<Context>, creation: Creation) -> Result<Arc<
         ctx.enroll(&agent);
         return Ok(agent);
     }
-    let started = driver::resume(&agent, Transition::Start { why: "created" });
+    let started = driver::resume(&agent, Transition::Start { why: "created" }, Rest::Stopped);
     ctx.enroll(&agent);
     match started.await.unwrap_or(Err(Trouble::ShuttingDown)) {
         Ok(()) => Ok(agent),
@@ -82,6 +82,7 @@ async fn make(ctx: &Arc<Context>, id: &Id, creation: Creation) -> Result<AgentRe
         status: Status::now(state, "created"),
     };
     let record = ctx.store.insert_agent(&new, ctx.slots).await?;
+    ctx.recorded.send_modify(|count| *count += 1);
     if let Err(fault) = ctx.faults.reach(Point::CreateRecorded).await {
         ctx.store.delete_agent(id).await?;
         return Err(fault.into());

@@ -1,7 +1,7 @@
 //! May this be done now, and what follows? Pure functions over plain data.
 //!
 //! Nothing here waits, locks or fails. The driver asks [`decide`] for every request, with the state that
-//! the agent is in or the one it is passing through, and [`after`] when a transition has ended.
+//! the agent rests in or the work that is under way, and [`after`] when a transition has ended.
 
 use std::time::Duration;
 
@@ -14,6 +14,22 @@ pub enum Request {
     Start,
     /// Something reaches for it: a run, a file, a preview.
     EnsureRunning,
+    /// A user wants it in standby.
+    Pause,
+    /// Nobody seems to use it.
+    Idle {
+        why: String,
+    },
+    /// To disk, for good.
+    Hibernate {
+        why: String,
+    },
+    /// To disk if it is still in standby: it has slept for long, or memory is short.
+    Retire {
+        why: String,
+    },
+    /// Its memory should be on disk while it stays in standby.
+    MakeDurable,
     Stop {
         grace: Duration,
     },
@@ -26,11 +42,30 @@ pub enum Request {
     },
 }
 
-/// Work that leads from one resting state to another, through a state of its own.
+/// Work that leads from one resting state to another, mostly through a state of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Transition {
+    /// From files.
     Start {
         why: &'static str,
+    },
+    /// From standby.
+    Thaw {
+        why: &'static str,
+    },
+    /// From disk.
+    Wake {
+        why: &'static str,
+    },
+    Freeze {
+        why: String,
+        /// Only if no request is open when it begins.
+        if_idle: bool,
+    },
+    /// Writes the memory of a box in standby to disk.
+    MakeDurable,
+    Hibernate {
+        why: String,
     },
     Stop {
         grace: Duration,
@@ -44,9 +79,97 @@ pub enum Transition {
     },
 }
 
+/// The states in which an agent may stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    Stopped,
+    Running,
+    Standby,
+    Hibernated,
+    Failed,
+}
+
+impl Rest {
+    pub const ALL: [Rest; 5] = [
+        Self::Stopped,
+        Self::Running,
+        Self::Standby,
+        Self::Hibernated,
+        Self::Failed,
+    ];
+
+    /// `None` for a state that is only passed through.
+    pub fn of(state: State) -> Option<Self> {
+        match state {
+            State::Stopped => Some(Self::Stopped),
+            State::Running => Some(Self::Running),
+            State::Standby => Some(Self::Standby),
+            State::Hibernated => Some(Self::Hibernated),
+            State::Failed => Some(Self::Failed),
+            State::Starting
+            | State::Freezing
+            | State::Hibernating
+            | State::Waking
+            | State::Stopping
+            | State::Deleting => None,
+        }
+    }
+
+    pub fn state(self) -> State {
+        match self {
+            Self::Stopped => State::Stopped,
+            Self::Running => State::Running,
+            Self::Standby => State::Standby,
+            Self::Hibernated => State::Hibernated,
+            Self::Failed => State::Failed,
+        }
+    }
+}
+
+/// The kind of a transition that is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// From files, from standby or from disk: it will run.
+    BringUp,
+    Freeze,
+    MakeDurable,
+    Hibernate,
+    Stop,
+    Delete,
+}
+
+impl Work {
+    pub const ALL: [Work; 6] = [
+        Self::BringUp,
+        Self::Freeze,
+        Self::MakeDurable,
+        Self::Hibernate,
+        Self::Stop,
+        Self::Delete,
+    ];
+
+    pub fn of(transition: &Transition) -> Self {
+        match transition {
+            Transition::Start { .. } | Transition::Thaw { .. } | Transition::Wake { .. } => Self::BringUp,
+            Transition::Freeze { .. } => Self::Freeze,
+            Transition::MakeDurable => Self::MakeDurable,
+            Transition::Hibernate { .. } => Self::Hibernate,
+            Transition::Stop { .. } | Transition::Settle { .. } => Self::Stop,
+            Transition::Delete { .. } => Self::Delete,
+        }
+    }
+}
+
+/// What an agent does at this moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Situation {
+    At(Rest),
+    Busy(Work),
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// It is so already.
+    /// It is so already, or no longer matters.
     Done,
     /// Nothing is under way: begin, and answer when it has ended.
     Begin(Transition),
@@ -63,79 +186,135 @@ pub enum Decision {
 pub enum Refusal {
     #[error("it is being deleted")]
     BeingDeleted,
+    #[error("it does not run, so there is no memory to keep")]
+    NothingRuns,
 }
 
 /// How a transition ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    Failed,
+    /// It was not possible, and the agent was left here.
+    Fell(Rest),
     /// It could not be recorded, so nothing was done.
     NotBegun,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    Rest(State),
+    Rest(Rest),
     /// There is no such agent any more.
     Gone,
 }
 
-/// What to do about `request` for an agent in `state`.
-///
-/// `starting`, `stopping` and `deleting` mean that this transition is under way: an agent never rests
-/// in them.
-pub fn decide(state: State, lifetime: Lifetime, request: &Request) -> Decision {
-    use Decision::{Begin, Done, Join, Overrule, Refuse, Wait};
-    match (state, request) {
-        (State::Stopped, Request::Start) => Begin(Transition::Start {
-            why: "asked to start",
+/// What to do about `request` for an agent in `situation`.
+pub fn decide(situation: Situation, lifetime: Lifetime, request: &Request) -> Decision {
+    match situation {
+        Situation::At(rest) => at_rest(rest, lifetime, request),
+        Situation::Busy(work) => meanwhile(work, request),
+    }
+}
+
+fn at_rest(rest: Rest, lifetime: Lifetime, request: &Request) -> Decision {
+    use Decision::{Begin, Done, Refuse};
+    match (rest, request) {
+        (Rest::Stopped | Rest::Failed, Request::Start) => Begin(Transition::Start { why: ASKED }),
+        (Rest::Stopped | Rest::Failed, Request::EnsureRunning) => Begin(Transition::Start { why: REACHED }),
+        (Rest::Running, Request::Start | Request::EnsureRunning) => Done,
+        (Rest::Standby, Request::Start) => Begin(Transition::Thaw { why: ASKED }),
+        (Rest::Standby, Request::EnsureRunning) => Begin(Transition::Thaw { why: REACHED }),
+        (Rest::Hibernated, Request::Start) => Begin(Transition::Wake { why: ASKED }),
+        (Rest::Hibernated, Request::EnsureRunning) => Begin(Transition::Wake { why: REACHED }),
+
+        (Rest::Running, Request::Pause) => Begin(Transition::Freeze {
+            why: "asked to pause".to_owned(),
+            if_idle: false,
         }),
-        (State::Stopped, Request::EnsureRunning) => Begin(Transition::Start {
-            why: "something reached for it",
+        (Rest::Standby | Rest::Hibernated, Request::Pause) => Done,
+        (Rest::Stopped | Rest::Failed, Request::Pause) => Refuse(Refusal::NothingRuns),
+
+        (Rest::Running, Request::Idle { why }) => Begin(Transition::Freeze {
+            why: why.clone(),
+            if_idle: true,
         }),
-        (State::Stopped, Request::Stop { .. }) => Done,
-        (State::Stopped, Request::Delete) => Begin(asked_to_delete()),
-        (State::Stopped, Request::BoxExited { .. }) => Done,
+        (Rest::Stopped | Rest::Standby | Rest::Hibernated | Rest::Failed, Request::Idle { .. }) => Done,
 
-        (State::Starting, Request::Start | Request::EnsureRunning) => Join,
-        (State::Starting, Request::Stop { .. }) => Wait,
-        (State::Starting, Request::Delete) => Overrule,
-        (State::Starting, Request::BoxExited { .. }) => Done,
-
-        (State::Running, Request::Start | Request::EnsureRunning) => Done,
-        (State::Running, Request::Stop { grace }) => Begin(stop(lifetime, *grace)),
-        (State::Running, Request::Delete) => Begin(asked_to_delete()),
-        (State::Running, Request::BoxExited { reason, .. }) => Begin(settle(lifetime, reason)),
-
-        (State::Stopping, Request::Start | Request::EnsureRunning) => Wait,
-        (State::Stopping, Request::Stop { .. }) => Join,
-        (State::Stopping, Request::Delete) => Overrule,
-        (State::Stopping, Request::BoxExited { .. }) => Done,
-
-        (State::Failed, Request::Start) => Begin(Transition::Start {
-            why: "asked to start again",
-        }),
-        (State::Failed, Request::EnsureRunning) => Begin(Transition::Start {
-            why: "something reached for it",
-        }),
-        (State::Failed, Request::Stop { grace }) => Begin(stop(lifetime, *grace)),
-        (State::Failed, Request::Delete) => Begin(asked_to_delete()),
-        (State::Failed, Request::BoxExited { .. }) => Done,
-
-        (State::Deleting, Request::Start | Request::EnsureRunning | Request::Stop { .. }) => {
-            Refuse(Refusal::BeingDeleted)
+        (Rest::Running | Rest::Standby, Request::Hibernate { why }) => {
+            Begin(Transition::Hibernate { why: why.clone() })
         }
-        (State::Deleting, Request::Delete) => Join,
-        (State::Deleting, Request::BoxExited { .. }) => Done,
+        (Rest::Standby, Request::Retire { why }) => Begin(Transition::Hibernate { why: why.clone() }),
+        (Rest::Stopped | Rest::Running | Rest::Hibernated | Rest::Failed, Request::Retire { .. }) => Done,
+        (Rest::Hibernated, Request::Hibernate { .. }) => Done,
+        (Rest::Stopped | Rest::Failed, Request::Hibernate { .. }) => Refuse(Refusal::NothingRuns),
+
+        (Rest::Standby, Request::MakeDurable) => Begin(Transition::MakeDurable),
+        (Rest::Stopped | Rest::Running | Rest::Hibernated | Rest::Failed, Request::MakeDurable) => Done,
+
+        (Rest::Stopped, Request::Stop { .. }) => Done,
+        (Rest::Running | Rest::Standby | Rest::Hibernated | Rest::Failed, Request::Stop { grace }) => {
+            Begin(stop(lifetime, *grace))
+        }
+
+        (
+            Rest::Stopped | Rest::Running | Rest::Standby | Rest::Hibernated | Rest::Failed,
+            Request::Delete,
+        ) => Begin(Transition::Delete {
+            why: "asked to delete".to_owned(),
+        }),
+
+        (Rest::Running | Rest::Standby, Request::BoxExited { reason, .. }) => Begin(settle(lifetime, reason)),
+        (Rest::Stopped | Rest::Hibernated | Rest::Failed, Request::BoxExited { .. }) => Done,
     }
 }
 
-fn asked_to_delete() -> Transition {
-    Transition::Delete {
-        why: "asked to delete".to_owned(),
+fn meanwhile(work: Work, request: &Request) -> Decision {
+    use Decision::{Done, Join, Overrule, Refuse, Wait};
+    match (work, request) {
+        (Work::BringUp, Request::Start | Request::EnsureRunning) => Join,
+        (
+            Work::Freeze | Work::MakeDurable | Work::Hibernate | Work::Stop,
+            Request::Start | Request::EnsureRunning,
+        ) => Wait,
+
+        // A freeze for idleness may be given up, which is not what a user asked for.
+        (Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate | Work::Stop, Request::Pause) => {
+            Wait
+        }
+        (Work::Hibernate, Request::Hibernate { .. }) => Join,
+        (Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Stop, Request::Hibernate { .. }) => Wait,
+
+        // Whoever watches will look again.
+        (
+            Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate | Work::Stop | Work::Delete,
+            Request::Idle { .. } | Request::Retire { .. } | Request::MakeDurable,
+        ) => Done,
+
+        (Work::Stop, Request::Stop { .. }) => Join,
+        (Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate, Request::Stop { .. }) => Wait,
+
+        (
+            Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate | Work::Stop,
+            Request::Delete,
+        ) => Overrule,
+        (Work::Delete, Request::Delete) => Join,
+        (
+            Work::Delete,
+            Request::Start
+            | Request::EnsureRunning
+            | Request::Pause
+            | Request::Hibernate { .. }
+            | Request::Stop { .. },
+        ) => Refuse(Refusal::BeingDeleted),
+
+        (Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate, Request::BoxExited { .. }) => {
+            Wait
+        }
+        (Work::Stop | Work::Delete, Request::BoxExited { .. }) => Done,
     }
 }
+
+const ASKED: &str = "asked to start";
+const REACHED: &str = "something reached for it";
 
 fn stop(lifetime: Lifetime, grace: Duration) -> Transition {
     match lifetime {
@@ -161,26 +340,58 @@ fn settle(lifetime: Lifetime, reason: &str) -> Transition {
 pub fn during(transition: &Transition) -> State {
     match transition {
         Transition::Start { .. } => State::Starting,
+        Transition::Thaw { .. } | Transition::Wake { .. } => State::Waking,
+        Transition::Freeze { .. } => State::Freezing,
+        Transition::MakeDurable => State::Standby,
+        Transition::Hibernate { .. } => State::Hibernating,
         Transition::Stop { .. } | Transition::Settle { .. } => State::Stopping,
         Transition::Delete { .. } => State::Deleting,
     }
 }
 
+/// Whether the transition is recorded before it begins. The others change nothing that a crash would
+/// not leave in order, and are recorded when they are over: a wake from standby waits for no disk.
+pub fn is_recorded_first(transition: &Transition) -> bool {
+    match transition {
+        Transition::Thaw { .. } | Transition::Freeze { .. } | Transition::MakeDurable => false,
+        Transition::Start { .. }
+        | Transition::Wake { .. }
+        | Transition::Hibernate { .. }
+        | Transition::Stop { .. }
+        | Transition::Settle { .. }
+        | Transition::Delete { .. } => true,
+    }
+}
+
 /// Where a transition that began in `from` leads.
-pub fn after(transition: &Transition, from: State, outcome: Outcome) -> Next {
+pub fn after(transition: &Transition, from: Rest, outcome: Outcome) -> Next {
     match (transition, outcome) {
-        (Transition::Start { .. }, Outcome::Done) => Next::Rest(State::Running),
-        (Transition::Stop { .. } | Transition::Settle { .. }, Outcome::Done) => Next::Rest(State::Stopped),
+        (Transition::Start { .. } | Transition::Thaw { .. } | Transition::Wake { .. }, Outcome::Done) => {
+            Next::Rest(Rest::Running)
+        }
+        (Transition::Freeze { .. } | Transition::MakeDurable, Outcome::Done) => Next::Rest(Rest::Standby),
+        (Transition::Hibernate { .. }, Outcome::Done) => Next::Rest(Rest::Hibernated),
+        (Transition::Stop { .. } | Transition::Settle { .. }, Outcome::Done) => Next::Rest(Rest::Stopped),
         (Transition::Delete { .. }, Outcome::Done) => Next::Gone,
         (
             Transition::Start { .. }
+            | Transition::Thaw { .. }
+            | Transition::Wake { .. }
+            | Transition::Freeze { .. }
+            | Transition::MakeDurable
+            | Transition::Hibernate { .. }
             | Transition::Stop { .. }
             | Transition::Settle { .. }
             | Transition::Delete { .. },
-            Outcome::Failed,
-        ) => Next::Rest(State::Failed),
+            Outcome::Fell(rest),
+        ) => Next::Rest(rest),
         (
             Transition::Start { .. }
+            | Transition::Thaw { .. }
+            | Transition::Wake { .. }
+            | Transition::Freeze { .. }
+            | Transition::MakeDurable
+            | Transition::Hibernate { .. }
             | Transition::Stop { .. }
             | Transition::Settle { .. }
             | Transition::Delete { .. },

@@ -1,9 +1,9 @@
-//! `deleting`: box, home, record, in this order, so that the record remains until all else is gone.
+//! `deleting`: box, home, memory images, record, in this order, so that the record remains until all else is gone.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Agent, Trouble};
+use super::{Agent, Trouble, images};
 use crate::faults::Point;
 
 pub(super) async fn delete(agent: &Arc<Agent>) -> Result<(), Trouble> {
@@ -21,6 +21,7 @@ pub(super) async fn delete(agent: &Arc<Agent>) -> Result<(), Trouble> {
         .await
         .map_err(Trouble::engine("be deleted"))?;
     ctx.faults.reach(Point::DeleteHomeGone).await?;
+    images::remove_all(agent).await;
     ctx.store.delete_agent(id).await?;
     Ok(())
 }

@@ -17,7 +17,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::agent::{Answer, Asked};
-use super::decide::{Decision, Refusal, Request, Transition, decide, during};
+use super::decide::{
+    Decision, Refusal, Request, Rest, Situation, Transition, Work, decide, during, is_recorded_first,
+};
 use super::{Agent, Trouble, transition};
 use crate::records::State;
 
@@ -28,7 +30,9 @@ struct Driver {
 }
 
 struct UnderWay {
-    state: State,
+    work: Work,
+    /// What the store says of the agent meanwhile.
+    recorded: State,
     task: JoinHandle<Answer>,
     joined: Vec<oneshot::Sender<Answer>>,
 }
@@ -47,7 +51,8 @@ pub(super) fn spawn(agent: Arc<Agent>) {
 }
 
 /// Goes on with a transition whose beginning is recorded already, by whoever made the agent known.
-pub(super) fn resume(agent: &Arc<Agent>, transition: Transition) -> oneshot::Receiver<Answer> {
+/// `from` is where it began.
+pub(super) fn resume(agent: &Arc<Agent>, transition: Transition, from: Rest) -> oneshot::Receiver<Answer> {
     let (reply, answer) = oneshot::channel();
     agent.inbox.lock().unwrap_or_else(PoisonError::into_inner).driven = true;
     let mut driver = Driver {
@@ -55,13 +60,14 @@ pub(super) fn resume(agent: &Arc<Agent>, transition: Transition) -> oneshot::Rec
         under_way: None,
         waiting: VecDeque::new(),
     };
-    let state = during(&transition);
+    let (work, recorded) = (Work::of(&transition), during(&transition));
     let task = agent
         .ctx
         .tasks
-        .spawn(transition::resume(agent.clone(), transition));
+        .spawn(transition::resume(agent.clone(), transition, from));
     driver.under_way = Some(UnderWay {
-        state,
+        work,
+        recorded,
         task,
         joined: vec![reply],
     });
@@ -114,11 +120,11 @@ impl Driver {
         {
             return asked.answer(Ok(()));
         }
-        let state = self
-            .under_way
-            .as_ref()
-            .map_or_else(|| self.agent.state(), |under_way| under_way.state);
-        match decide(state, self.agent.profile.lifetime, &asked.request) {
+        let situation = match &self.under_way {
+            Some(under_way) => Situation::Busy(under_way.work),
+            None => Situation::At(self.agent.rest()),
+        };
+        match decide(situation, self.agent.profile.lifetime, &asked.request) {
             Decision::Done => asked.answer(Ok(())),
             Decision::Refuse(refusal) => asked.answer(Err(refusal.into())),
             Decision::Begin(transition) => self.begin(transition, asked.reply),
@@ -136,14 +142,19 @@ impl Driver {
     }
 
     fn begin(&mut self, transition: Transition, reply: Option<oneshot::Sender<Answer>>) {
-        let state = during(&transition);
+        let work = Work::of(&transition);
+        let recorded = match is_recorded_first(&transition) {
+            true => during(&transition),
+            false => self.agent.state(),
+        };
         let task = self
             .agent
             .ctx
             .tasks
             .spawn(transition::run(self.agent.clone(), transition));
         self.under_way = Some(UnderWay {
-            state,
+            work,
+            recorded,
             task,
             joined: reply.into_iter().collect(),
         });
@@ -163,6 +174,11 @@ impl Driver {
                 Request::Delete => self.waiting.push_back(asked),
                 Request::Start
                 | Request::EnsureRunning
+                | Request::Pause
+                | Request::Idle { .. }
+                | Request::Retire { .. }
+                | Request::Hibernate { .. }
+                | Request::MakeDurable
                 | Request::Stop { .. }
                 | Request::BoxExited { .. } => asked.answer(Err(refusal.into())),
             }
@@ -175,11 +191,12 @@ impl Driver {
         };
         let answer = match ended {
             Ok(answer) => answer,
-            Err(bug) => transition::broken(&self.agent, under_way.state, &bug).await,
+            Err(bug) => transition::broken(&self.agent, under_way.work, under_way.recorded, &bug).await,
         };
         for reply in under_way.joined {
             let _ = reply.send(answer.clone());
         }
+        self.agent.ctx.look_at(&self.agent);
         for asked in mem::take(&mut self.waiting) {
             self.decide(asked);
         }

@@ -5,16 +5,16 @@
 //! record are removed. Trouble with one agent makes that agent `failed`, and never keeps the daemon
 //! from starting.
 
-use std::collections::HashSet;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, PoisonError};
 
-use dorm_engine::{EngineError, Id};
+use dorm_engine::{BoxRecord, EngineError, Id};
 use futures_util::{StreamExt as _, stream};
 
-use super::decide::Transition;
+use super::decide::{Rest, Transition};
 use super::registry::Context;
-use super::{Agent, Trouble, driver, watcher};
-use crate::records::{AgentRecord, BoxChange, Change, Lifetime, State, Status};
+use super::{Agent, Trouble, driver, images, watcher};
+use crate::records::{AgentRecord, BoxChange, Change, HoldRecord, ImageChange, Lifetime, State, Status, now};
 use crate::store::StoreError;
 
 const AT_ONCE: usize = 16;
@@ -31,6 +31,7 @@ pub enum ReconcileError {
 struct Found {
     boxes: HashSet<Id>,
     homes: HashSet<Id>,
+    holds: HashMap<Id, Vec<HoldRecord>>,
 }
 
 /// What to do about an agent that an earlier daemon left in some state.
@@ -38,30 +39,75 @@ struct Found {
 enum Plan {
     /// It rests, and has no box.
     Keep,
-    /// Its box may be running still.
-    Adopt,
-    /// Remove what there may be of a box, and record this.
-    Rest(State, &'static str),
-    FinishStop,
+    /// Its box may be there still; `gone` is for the case that it is not.
+    Adopt {
+        then: Then,
+        gone: Gone,
+    },
+    /// Remove what there may be of a box.
+    NoBox(Gone),
     FinishDelete,
 }
 
+/// What becomes of a box that is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Runs,
+    Sleeps,
+    FinishHibernation,
+    FinishStop,
+}
+
+/// What an agent without a box is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Gone {
+    Failed(&'static str),
+    Stopped(&'static str),
+    /// Hibernated, if there is an image of its memory and the home is still the one that belongs to it.
+    Remembered(&'static str),
+}
+
 fn plan(state: State, has_home: bool, has_box_record: bool) -> Plan {
-    match (state, has_home, has_box_record) {
-        (State::Deleting, true | false, true | false) => Plan::FinishDelete,
-        (
-            State::Stopped | State::Starting | State::Running | State::Stopping | State::Failed,
-            false,
-            true | false,
-        ) => Plan::Rest(State::Failed, "its home is missing from the pool"),
-        (State::Stopped | State::Failed, true, true | false) => Plan::Keep,
-        (State::Starting, true, true | false) => {
-            Plan::Rest(State::Stopped, "the daemon ended while it was starting")
+    if state == State::Deleting {
+        return Plan::FinishDelete;
+    }
+    if !has_home {
+        return Plan::NoBox(Gone::Failed("its home is missing from the pool"));
+    }
+    const AWAY: &str = "the box ended while the daemon was away";
+    const UNKNOWN: &str = "nothing is known of its box";
+    const STOPPED: &str = "stopped while the daemon was away";
+    match (state, has_box_record) {
+        (State::Deleting, true | false) => Plan::FinishDelete,
+        (State::Stopped | State::Failed, true | false) => Plan::Keep,
+        (State::Starting, true | false) => {
+            Plan::NoBox(Gone::Stopped("the daemon ended while it was starting"))
         }
-        (State::Running, true, true) => Plan::Adopt,
-        (State::Running, true, false) => Plan::Rest(State::Stopped, "nothing is known of its box"),
-        (State::Stopping, true, true) => Plan::FinishStop,
-        (State::Stopping, true, false) => Plan::Rest(State::Stopped, "stopped while the daemon was away"),
+        (State::Running | State::Freezing, true) => Plan::Adopt {
+            then: Then::Runs,
+            gone: Gone::Stopped(AWAY),
+        },
+        (State::Running | State::Freezing, false) => Plan::NoBox(Gone::Stopped(UNKNOWN)),
+        (State::Standby, true) => Plan::Adopt {
+            then: Then::Sleeps,
+            gone: Gone::Remembered(AWAY),
+        },
+        (State::Standby, false) => Plan::NoBox(Gone::Remembered(UNKNOWN)),
+        (State::Hibernating, true) => Plan::Adopt {
+            then: Then::FinishHibernation,
+            gone: Gone::Remembered(AWAY),
+        },
+        (State::Hibernating, false) => Plan::NoBox(Gone::Remembered(UNKNOWN)),
+        (State::Hibernated, true | false) => Plan::NoBox(Gone::Remembered(UNKNOWN)),
+        // A wake from disk is recorded before it begins, and its box only when it is over.
+        (State::Waking, true | false) => {
+            Plan::NoBox(Gone::Remembered("the daemon ended while it was waking"))
+        }
+        (State::Stopping, true) => Plan::Adopt {
+            then: Then::FinishStop,
+            gone: Gone::Stopped(STOPPED),
+        },
+        (State::Stopping, false) => Plan::NoBox(Gone::Stopped(STOPPED)),
     }
 }
 
@@ -70,6 +116,7 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
     let found = Found {
         boxes: ctx.engine.present().await?.into_iter().collect(),
         homes: ctx.homes.list().await?.into_iter().collect(),
+        holds: HashMap::new(),
     };
     let known: HashSet<Id> = all
         .readable
@@ -79,7 +126,22 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
     for why in &all.unreadable {
         tracing::error!(%why, "an agent's record cannot be read at all; no home is removed until that is mended");
     }
+    let mut holds: HashMap<Id, Vec<HoldRecord>> = HashMap::new();
+    for hold in ctx.store.holds().await? {
+        if hold.until > now() {
+            holds.entry(hold.agent.clone()).or_default().push(hold);
+        } else {
+            ctx.store.delete_hold(&hold.id).await?;
+        }
+    }
+    let found = Found { holds, ..found };
     let agents = all.readable.len();
+    // Before anything is driven: an image that is made now has no record yet.
+    let images = all.readable.iter().filter_map(|record| record.image.as_ref());
+    let recorded: HashSet<Id> = images.map(|image| image.id.clone()).collect();
+    if all.unreadable.is_empty() {
+        images::sweep(ctx, &known, &recorded).await;
+    }
     stream::iter(all.readable)
         .for_each_concurrent(AT_ONCE, |record| settle(ctx, &found, record))
         .await;
@@ -134,48 +196,26 @@ async fn settle(ctx: &Arc<Context>, found: &Found, mut record: AgentRecord) {
     );
     let box_record = record.box_record.take();
     let agent = Agent::new(ctx.clone(), record);
+    if let Some(holds) = found.holds.get(&id) {
+        agent
+            .holds
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone_from(holds);
+    }
     ctx.enroll(&agent);
     let settled = match plan {
         Plan::Keep if found.boxes.contains(&id) => sweep(&agent).await,
         Plan::Keep => Ok(()),
-        Plan::Rest(state, reason) => rest(&agent, state, reason).await,
+        Plan::NoBox(gone) => without_box(&agent, gone).await,
         Plan::FinishDelete => {
-            driver::resume(
-                &agent,
-                Transition::Delete {
-                    why: agent.published().status.reason,
-                },
-            );
+            let why = agent.published().status.reason;
+            driver::resume(&agent, Transition::Delete { why }, Rest::Failed);
             Ok(())
         }
-        Plan::Adopt | Plan::FinishStop => match box_record {
-            Some(box_record) => {
-                let adopted = ctx.engine.adopt(&agent.box_spec(), &box_record).await;
-                match (adopted.map_err(Trouble::engine("be adopted")), plan) {
-                    (Ok(true), Plan::FinishStop) => {
-                        driver::resume(
-                            &agent,
-                            Transition::Stop {
-                                grace: ctx.stop_grace,
-                            },
-                        );
-                        Ok(())
-                    }
-                    (Ok(true), _) => {
-                        let generation = agent.publish_box(agent.published().status, box_record);
-                        watcher::spawn(&agent, generation);
-                        Ok(())
-                    }
-                    (Ok(false), Plan::FinishStop) => {
-                        rest(&agent, State::Stopped, "stopped while the daemon was away").await
-                    }
-                    (Ok(false), _) => {
-                        rest(&agent, State::Stopped, "the box ended while the daemon was away").await
-                    }
-                    (Err(trouble), _) => Err(trouble),
-                }
-            }
-            None => rest(&agent, State::Stopped, "nothing is known of its box").await,
+        Plan::Adopt { then, gone } => match box_record {
+            Some(box_record) => adopt(&agent, box_record, then, gone).await,
+            None => without_box(&agent, gone).await,
         },
     };
     if let Err(trouble) = settled {
@@ -186,6 +226,100 @@ async fn settle(ctx: &Arc<Context>, found: &Found, mut record: AgentRecord) {
             agent.publish(Status::now(State::Failed, reason));
         }
     }
+}
+
+async fn adopt(agent: &Arc<Agent>, record: BoxRecord, then: Then, gone: Gone) -> Result<(), Trouble> {
+    let (ctx, id) = (&agent.ctx, &agent.profile.id);
+    let adopted = ctx.engine.adopt(&agent.box_spec(), &record).await;
+    if !adopted.map_err(Trouble::engine("be adopted"))? {
+        return without_box(agent, gone).await;
+    }
+    let generation = agent.publish_box(agent.published().status, record);
+    match then {
+        Then::Runs => {
+            // Perhaps a daemon died while it held the box still.
+            ctx.engine.thaw(id).await.map_err(Trouble::engine("be adopted"))?;
+            watcher::spawn(agent, generation);
+            go_on(agent, State::Running, "the daemon was started again").await
+        }
+        Then::Sleeps => {
+            // Frozen already, unless a daemon died right after it let the box go on: then the image
+            // is not what the memory is now. Nobody can tell, so it is made anew.
+            let frozen = ctx.engine.freeze(id).await;
+            forget_image(agent).await?;
+            watcher::spawn(agent, generation);
+            match frozen {
+                Ok(()) => Ok(()),
+                Err(error) => {
+                    tracing::warn!(agent = %agent.profile.name, %error, "could not be kept in standby");
+                    let thawed = ctx.engine.thaw(id).await;
+                    thawed.map_err(Trouble::engine("be adopted"))?;
+                    go_on(agent, State::Running, "it could not be kept in standby").await
+                }
+            }
+        }
+        Then::FinishHibernation => {
+            watcher::spawn(agent, generation);
+            let why = agent.published().status.reason;
+            driver::resume(agent, Transition::Hibernate { why }, Rest::Standby);
+            Ok(())
+        }
+        Then::FinishStop => {
+            let grace = ctx.stop_grace;
+            driver::resume(agent, Transition::Stop { grace }, Rest::Standby);
+            Ok(())
+        }
+    }
+}
+
+async fn without_box(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {
+    match gone {
+        Gone::Failed(reason) => rest(agent, State::Failed, reason).await,
+        Gone::Stopped(reason) => rest(agent, State::Stopped, reason).await,
+        Gone::Remembered(reason) => match agent.current_image() {
+            None => rest(agent, State::Stopped, reason).await,
+            Some(image) if !images::exists(agent, &image.id).await => {
+                agent.set_image(None);
+                rest(agent, State::Stopped, "its memory is lost: the image is missing").await
+            }
+            Some(_) => {
+                sweep(agent).await?;
+                if agent.state() == State::Hibernated {
+                    return Ok(());
+                }
+                record_rest(agent, State::Hibernated, reason).await
+            }
+        },
+    }
+}
+
+async fn forget_image(agent: &Arc<Agent>) -> Result<(), Trouble> {
+    let Some(image) = agent.set_image(None) else {
+        return Ok(());
+    };
+    agent.ctx.store.set_image(&agent.profile.id, None).await?;
+    images::discard(agent, &image.id).await;
+    Ok(())
+}
+
+/// The box is there; only the state is another.
+async fn go_on(agent: &Arc<Agent>, state: State, reason: &str) -> Result<(), Trouble> {
+    let present = agent.published().status;
+    if present.state == state {
+        return Ok(());
+    }
+    let status = Status::now(state, reason);
+    let change = Change {
+        agent: &agent.profile.id,
+        from: present.state,
+        to: &status,
+        millis: None,
+        box_record: BoxChange::Keep,
+        image: ImageChange::Keep,
+    };
+    agent.ctx.record(&change).await?;
+    agent.publish(status);
+    Ok(())
 }
 
 async fn sweep(agent: &Arc<Agent>) -> Result<(), Trouble> {
@@ -203,12 +337,8 @@ async fn rest(agent: &Arc<Agent>, state: State, reason: &str) -> Result<(), Trou
     match (agent.profile.lifetime, state) {
         (Lifetime::Ephemeral, State::Stopped) => {
             record_rest(agent, State::Deleting, reason).await?;
-            driver::resume(
-                agent,
-                Transition::Delete {
-                    why: reason.to_owned(),
-                },
-            );
+            let why = reason.to_owned();
+            driver::resume(agent, Transition::Delete { why }, Rest::Failed);
             Ok(())
         }
         _ => record_rest(agent, state, reason).await,
@@ -216,20 +346,28 @@ async fn rest(agent: &Arc<Agent>, state: State, reason: &str) -> Result<(), Trou
 }
 
 async fn record_rest(agent: &Arc<Agent>, state: State, reason: &str) -> Result<(), Trouble> {
-    let now = agent.published().status;
-    if now.state == state && now.reason == reason {
+    let present = agent.published().status;
+    if present.state == state && present.reason == reason {
         return Ok(());
     }
     let status = Status::now(state, reason);
-    let box_record = BoxChange::Clear;
     let change = Change {
         agent: &agent.profile.id,
-        from: now.state,
+        from: present.state,
         to: &status,
         millis: None,
-        box_record,
+        box_record: BoxChange::Clear,
+        image: match state {
+            State::Stopped => ImageChange::Clear,
+            _ => ImageChange::Keep,
+        },
     };
-    agent.ctx.store.change_state(&change).await?;
+    agent.ctx.record(&change).await?;
     agent.publish(status);
+    if state == State::Stopped
+        && let Some(image) = agent.set_image(None)
+    {
+        images::discard(agent, &image.id).await;
+    }
     Ok(())
 }

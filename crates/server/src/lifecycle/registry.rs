@@ -1,19 +1,26 @@
 //! Finds agents, and holds what they all share.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use dorm_engine::{Engine, Homes, Id};
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Agent, Creation, ReconcileError, Trouble, create, reconcile};
+use super::idle::pressure::ReadGauge;
+use super::{Agent, Creation, ReconcileError, Trouble, create, idle, lag, reconcile};
+use crate::config::{OnShutdown, Standby};
 use crate::faults::Faults;
 use crate::metrics::Metrics;
-use crate::records::{Slots, State, Workspace};
-use crate::store::Store;
+use crate::records::{Change, Slots, State, Workspace};
+use crate::store::{Store, StoreError};
+
+/// Boxes that are put away at once when the daemon ends.
+const AT_ONCE: usize = 8;
 
 /// What the lifecycle is made of.
 pub struct Parts {
@@ -25,6 +32,8 @@ pub struct Parts {
     pub slots: Slots,
     pub nameservers: Vec<String>,
     pub stop_grace: Duration,
+    /// Where memory images are kept.
+    pub images: PathBuf,
 }
 
 pub(super) struct Context {
@@ -36,9 +45,14 @@ pub(super) struct Context {
     pub(super) slots: Slots,
     pub(super) nameservers: Vec<String>,
     pub(super) stop_grace: Duration,
+    pub(super) images: PathBuf,
     /// Drivers, transitions and creations; the daemon waits for them when it ends.
     pub(super) tasks: TaskTracker,
     pub(super) closed: CancellationToken,
+    /// Counts the changes that were recorded.
+    pub(super) recorded: watch::Sender<u64>,
+    /// Where the watcher is told of changes, once there is one.
+    watcher: OnceLock<idle::Inbox>,
     roster: RwLock<Roster>,
 }
 
@@ -51,6 +65,20 @@ struct Roster {
 impl Context {
     pub(super) fn is_closed(&self) -> bool {
         self.closed.is_cancelled()
+    }
+
+    /// Records a change of state, and tells those who follow the events.
+    pub(super) async fn record(&self, change: &Change<'_>) -> Result<(), StoreError> {
+        self.store.change_state(change).await?;
+        self.recorded.send_modify(|count| *count += 1);
+        Ok(())
+    }
+
+    /// Something about the agent may have changed.
+    pub(super) fn look_at(&self, agent: &Arc<Agent>) {
+        if let Some(watcher) = self.watcher.get() {
+            let _ = watcher.send(idle::News::Changed(agent.clone()));
+        }
     }
 
     pub(super) fn enroll(&self, agent: &Arc<Agent>) {
@@ -95,12 +123,30 @@ impl Registry {
             slots: parts.slots,
             nameservers: parts.nameservers,
             stop_grace: parts.stop_grace,
+            images: parts.images,
             tasks: TaskTracker::new(),
             closed: CancellationToken::new(),
+            recorded: watch::Sender::new(0),
+            watcher: OnceLock::new(),
             roster: RwLock::default(),
         });
         reconcile::reconcile(&ctx, sweep_homes).await?;
         Ok(Arc::new(Self { ctx }))
+    }
+
+    /// Changes whenever there may be new events.
+    pub fn recorded(&self) -> watch::Receiver<u64> {
+        self.ctx.recorded.subscribe()
+    }
+
+    /// From now on, agents that nobody uses go to sleep.
+    pub fn watch(&self, settings: Standby, gauge: ReadGauge) {
+        let inbox = idle::spawn(&self.ctx, settings, gauge);
+        if self.ctx.watcher.set(inbox).is_ok() {
+            for agent in self.all() {
+                self.ctx.look_at(&agent);
+            }
+        }
     }
 
     /// A name is looked for before an id.
@@ -115,6 +161,11 @@ impl Registry {
             .or_else(by_id)
             .cloned()
             .ok_or_else(|| Trouble::NotFound(name_or_id.to_owned()))
+    }
+
+    pub fn by_id(&self, id: &Id) -> Option<Arc<Agent>> {
+        let roster = self.ctx.roster.read().unwrap_or_else(PoisonError::into_inner);
+        roster.by_id.get(id).cloned()
     }
 
     /// By name.
@@ -155,30 +206,54 @@ impl Registry {
         })
     }
 
-    /// Ends in order: boxes are stopped if `stop_boxes`, what is under way ends, and then nothing
-    /// more is taken. Gives up on what takes longer than `patience`; the next daemon finishes it.
-    pub async fn shut_down(&self, stop_boxes: bool, patience: Duration) {
+    /// Ends in order: boxes are put to disk or stopped if that is wanted, what is under way ends, and
+    /// then nothing more is taken. Gives up on what takes longer than `patience`; the next daemon
+    /// finishes it.
+    pub async fn shut_down(&self, boxes: OnShutdown, patience: Duration) {
         let orderly = async {
-            if stop_boxes {
-                let agents = self.all();
-                let up = agents
-                    .iter()
-                    .filter(|agent| matches!(agent.state(), State::Running | State::Starting));
-                for (agent, stopped) in
-                    join_all(up.map(|agent| async move { (agent, agent.stop(None).await) })).await
-                {
-                    if let Err(trouble) = stopped {
-                        tracing::warn!(agent = %agent.profile.name, reason = %trouble.in_full(), "did not stop");
-                    }
-                }
-            }
+            self.put_away(boxes).await;
             self.ctx.closed.cancel();
             self.ctx.tasks.close();
             self.ctx.tasks.wait().await;
+            for agent in self.all() {
+                lag::catch_up(&agent).await;
+            }
         };
         if tokio::time::timeout(patience, orderly).await.is_err() {
             tracing::warn!("not everything ended in time; the next daemon finishes it");
         }
         self.ctx.closed.cancel();
+    }
+
+    async fn put_away(&self, boxes: OnShutdown) {
+        let up: Vec<_> = self
+            .all()
+            .into_iter()
+            .filter(|agent| has_box(agent.state()))
+            .collect();
+        let put = |agent: Arc<Agent>| async move {
+            let done = match boxes {
+                OnShutdown::Leave => Ok(()),
+                OnShutdown::Stop => agent.stop(None).await,
+                OnShutdown::Hibernate => agent.hibernate("the daemon ends").await,
+            };
+            if let Err(trouble) = done {
+                tracing::warn!(agent = %agent.profile.name, reason = %trouble.in_full(), "is left as it is");
+            }
+        };
+        // Memory goes to one disk: more at once would only make each slower.
+        stream::iter(up).for_each_concurrent(AT_ONCE, put).await;
+    }
+}
+
+fn has_box(state: State) -> bool {
+    match state {
+        State::Starting
+        | State::Running
+        | State::Freezing
+        | State::Standby
+        | State::Hibernating
+        | State::Waking => true,
+        State::Stopped | State::Hibernated | State::Stopping | State::Failed | State::Deleting => false,
     }
 }

@@ -1,31 +1,94 @@
-//! `starting`: from files to a guest that answers.
+//! `starting` and `waking`: from files, or from a memory image, to a guest that answers.
 
 use std::sync::Arc;
 
-use dorm_engine::BoxRecord;
+use dorm_engine::{BoxRecord, EngineError};
 
-use super::{Agent, Trouble};
+use super::decide::Rest;
+use super::{Agent, Trouble, images};
 use crate::faults::Point;
-use crate::records::State;
+use crate::records::ImageRecord;
 
-pub(super) async fn start(agent: &Arc<Agent>, from: State) -> Result<BoxRecord, Trouble> {
+/// A box that answers.
+pub(super) struct Up {
+    pub(super) record: BoxRecord,
+    /// How it came up, in words.
+    pub(super) how: String,
+}
+
+/// With its memory if there is an image of it, and from its files otherwise.
+pub(super) async fn bring_up(agent: &Arc<Agent>, from: Rest) -> Result<Up, Trouble> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
     ctx.faults.reach(Point::StartRecorded).await?;
     if let Some(damage) = &agent.profile.damage {
         return Err(Trouble::Damaged(format!("its record is damaged: {damage}")));
     }
-    if from == State::Failed {
+    if from == Rest::Failed {
         // A stop may have failed half-way.
         ctx.engine.sweep(id).await.map_err(Trouble::engine("start"))?;
     }
-    let record = ctx
-        .engine
-        .start(&agent.box_spec())
-        .await
-        .map_err(Trouble::engine("start"))?;
+    let up = match agent.current_image() {
+        Some(image) => wake(agent, &image).await?,
+        None => Up {
+            record: from_files(agent).await?,
+            how: "started".to_owned(),
+        },
+    };
     if let Err(fault) = ctx.faults.reach(Point::StartBoxUp).await {
         let _ = ctx.engine.sweep(id).await;
         return Err(fault.into());
     }
-    Ok(record)
+    Ok(up)
+}
+
+async fn from_files(agent: &Arc<Agent>) -> Result<BoxRecord, Trouble> {
+    agent
+        .ctx
+        .engine
+        .start(&agent.box_spec())
+        .await
+        .map_err(Trouble::engine("start"))
+}
+
+async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
+    let ctx = &agent.ctx;
+    let why = match restore(agent, image).await {
+        Ok(record) => {
+            return Ok(Up {
+                record,
+                how: "woken from disk".to_owned(),
+            });
+        }
+        Err(why) => why,
+    };
+    let loss = format!("its memory is lost, and it was started from its files: {why}");
+    tracing::error!(agent = %agent.profile.name, reason = %loss, "a memory image cannot be used");
+    // Nothing of a restore that failed may be left when the files are used.
+    ctx.engine
+        .sweep(&agent.profile.id)
+        .await
+        .map_err(Trouble::engine("wake"))?;
+    // The record first: an image that is moved without it would be missed after a crash.
+    ctx.store.set_image(&agent.profile.id, None).await?;
+    images::set_aside(agent, &image.id).await;
+    agent.set_image(None);
+    agent.note_setback(loss.clone());
+    Ok(Up {
+        record: from_files(agent).await?,
+        how: loss,
+    })
+}
+
+/// The reason why not, in words.
+async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, String> {
+    let (ctx, id) = (&agent.ctx, &agent.profile.id);
+    let in_full = |error: EngineError| dorm_engine::chain(&error);
+    let generation = ctx.homes.generation(id).await.map_err(in_full)?;
+    if generation != image.generation {
+        return Err("its files have changed since its memory was saved".to_owned());
+    }
+    ctx.engine
+        .restore(&agent.box_spec(), &images::path(agent, &image.id))
+        .await
+        .map_err(in_full)
 }

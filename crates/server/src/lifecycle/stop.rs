@@ -1,16 +1,24 @@
-//! `stopping`: from a box, asked to end or ended by itself, to files alone.
+//! `stopping`: from a box, asked to end or ended by itself, or from a memory image, to files alone.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::decide::Rest;
 use super::{Agent, Trouble};
 use crate::faults::Point;
 
-pub(super) async fn stop(agent: &Arc<Agent>, grace: Duration) -> Result<(), Trouble> {
-    let ctx = &agent.ctx;
+pub(super) async fn stop(agent: &Arc<Agent>, from: Rest, grace: Duration) -> Result<(), Trouble> {
+    let (ctx, id) = (&agent.ctx, &agent.profile.id);
     ctx.faults.reach(Point::StopRecorded).await?;
+    if from == Rest::Standby && !grace.is_zero() {
+        // Processes that are frozen cannot end by themselves.
+        agent.now_differs_from_image();
+        if let Err(error) = ctx.engine.thaw(id).await {
+            tracing::warn!(agent = %agent.profile.name, %error, "could not be thawed to be stopped");
+        }
+    }
     ctx.engine
-        .stop(&agent.profile.id, grace)
+        .stop(id, grace)
         .await
         .map_err(Trouble::engine("stop"))?;
     ctx.faults.reach(Point::StopBoxGone).await?;

@@ -1,31 +1,65 @@
-//! What all transitions have in common: record, do, record again.
+//! What all transitions have in common: record, do, record again. What [`is_recorded_first`] does not
+//! hold for is done at once and recorded when it is over.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use dorm_engine::BoxRecord;
 use tokio::task::JoinError;
 
 use super::agent::Answer;
-use super::decide::{Next, Outcome, Transition, after, during};
-use super::{Agent, Trouble, delete, start, stop, watcher};
+use super::decide::{Next, Outcome, Rest, Transition, Work, after, during, is_recorded_first};
+use super::lag::{Late, catch_up, record_later};
+use super::start::Up;
+use super::{Agent, Trouble, delete, hibernate, images, standby, start, stop, watcher};
 use crate::faults::Point;
-use crate::records::{BoxChange, Change, State, Status};
+use crate::records::{BoxChange, Change, ImageChange, State, Status};
 use crate::store::StoreError;
+
+/// A transition that was not possible, and where it left the agent.
+pub(super) struct Setback {
+    left: Rest,
+    trouble: Trouble,
+}
+
+impl Setback {
+    pub(super) fn at(left: Rest, trouble: Trouble) -> Self {
+        Self { left, trouble }
+    }
+}
+
+/// Most troubles leave it failed.
+impl From<Trouble> for Setback {
+    fn from(trouble: Trouble) -> Self {
+        Self::at(Rest::Failed, trouble)
+    }
+}
+
+/// What the work of a transition made.
+enum Made {
+    Box(Up),
+    /// The box goes on, or stays as it was.
+    SameBox,
+    NoBox,
+}
 
 /// Runs a transition from the state in which the agent rests.
 pub(super) async fn run(agent: Arc<Agent>, transition: Transition) -> Answer {
-    let from = agent.state();
+    let from = agent.rest();
     let began = Instant::now();
     let status = Status::now(during(&transition), why(&transition));
+    if !is_recorded_first(&transition) {
+        return at_once(agent, transition, from, status, began).await;
+    }
+    catch_up(&agent).await;
     let change = Change {
         agent: &agent.profile.id,
-        from,
+        from: from.state(),
         to: &status,
         millis: None,
         box_record: BoxChange::Keep,
+        image: ImageChange::Keep,
     };
-    match agent.ctx.store.change_state(&change).await {
+    match agent.ctx.record(&change).await {
         Ok(()) => {}
         Err(StoreError::NotFound { .. }) => {
             leave(&agent);
@@ -41,17 +75,76 @@ pub(super) async fn run(agent: Arc<Agent>, transition: Transition) -> Answer {
 }
 
 /// Runs a transition whose beginning the store has already.
-pub(super) async fn resume(agent: Arc<Agent>, transition: Transition) -> Answer {
-    let from = agent.state();
+pub(super) async fn resume(agent: Arc<Agent>, transition: Transition, from: Rest) -> Answer {
     proceed(agent, transition, from, Instant::now()).await
 }
 
-async fn proceed(agent: Arc<Agent>, transition: Transition, from: State, began: Instant) -> Answer {
-    let done = work(&agent, &transition, from).await;
-    let outcome = if done.is_ok() {
-        Outcome::Done
+async fn at_once(
+    agent: Arc<Agent>,
+    transition: Transition,
+    from: Rest,
+    status: Status,
+    began: Instant,
+) -> Answer {
+    let before = agent.published().status;
+    if let Transition::MakeDurable = transition {
+        // The record must say `standby` before it says that the memory is on disk.
+        catch_up(&agent).await;
     } else {
-        Outcome::Failed
+        agent.publish(status);
+    }
+    let stale = agent.image().map(|image| image.id);
+    let done = work(&agent, &transition, from).await;
+    let (outcome, reason) = match &done {
+        Ok(_) => (Outcome::Done, result(&transition)),
+        Err(setback) => (Outcome::Fell(setback.left), setback.trouble.in_full()),
+    };
+    let Next::Rest(rest) = after(&transition, from, outcome) else {
+        unreachable!("only a deletion leads to nothing, and it is recorded first");
+    };
+    // What did not happen, or what changes no state, is no news.
+    let quiet = match (&transition, &done) {
+        (_, Err(setback)) => matches!(setback.trouble, Trouble::InUse),
+        (Transition::MakeDurable, Ok(_)) => true,
+        (_, Ok(_)) => false,
+    };
+    let to = match quiet {
+        true => before,
+        false => Status::now(rest.state(), reason),
+    };
+    if rest == Rest::Running {
+        agent.set_unsavable(false);
+    }
+    agent.publish(to.clone());
+    if !quiet {
+        let stale = stale.filter(|id| agent.image().is_some_and(|now| now.id == *id && !now.current));
+        if stale.is_some() {
+            agent.set_image(None);
+        }
+        let millis = millis_since(began);
+        let from = from.state();
+        record_later(
+            &agent,
+            Late {
+                from,
+                to,
+                millis,
+                stale,
+            },
+        );
+    }
+    done.map(|_| ()).map_err(|setback| setback.trouble)
+}
+
+fn millis_since(began: Instant) -> i64 {
+    i64::try_from(began.elapsed().as_millis()).unwrap_or(i64::MAX)
+}
+
+async fn proceed(agent: Arc<Agent>, transition: Transition, from: Rest, began: Instant) -> Answer {
+    let done = work(&agent, &transition, from).await;
+    let outcome = match &done {
+        Ok(_) => Outcome::Done,
+        Err(setback) => Outcome::Fell(setback.left),
     };
     if let Transition::Start { .. } = transition {
         agent.ctx.metrics.started(done.is_ok(), began.elapsed());
@@ -62,10 +155,7 @@ async fn proceed(agent: Arc<Agent>, transition: Transition, from: State, began: 
             agent.ctx.faults.reach(Point::DeleteFinished).await?;
             Ok(())
         }
-        Next::Rest(state) => {
-            let millis = i64::try_from(began.elapsed().as_millis()).unwrap_or(i64::MAX);
-            come_to_rest(&agent, &transition, state, done, millis).await
-        }
+        Next::Rest(rest) => come_to_rest(&agent, &transition, rest, done, millis_since(began)).await,
     }
 }
 
@@ -75,112 +165,187 @@ fn leave(agent: &Arc<Agent>) {
     agent.publish_gone();
 }
 
-/// The work itself. A start gives the record of the box.
-async fn work(
-    agent: &Arc<Agent>,
-    transition: &Transition,
-    from: State,
-) -> Result<Option<BoxRecord>, Trouble> {
+async fn work(agent: &Arc<Agent>, transition: &Transition, from: Rest) -> Result<Made, Setback> {
     match transition {
-        Transition::Start { .. } => start::start(agent, from).await.map(Some),
-        Transition::Stop { grace } => stop::stop(agent, *grace).await.map(|()| None),
-        Transition::Settle { .. } => stop::settle(agent).await.map(|()| None),
-        Transition::Delete { .. } => delete::delete(agent).await.map(|()| None),
+        Transition::Start { .. } | Transition::Wake { .. } => {
+            Ok(Made::Box(start::bring_up(agent, from).await?))
+        }
+        Transition::Thaw { .. } => standby::thaw(agent).await.map(|()| Made::SameBox),
+        Transition::Freeze { if_idle, .. } => standby::freeze(agent, *if_idle).await.map(|()| Made::SameBox),
+        Transition::MakeDurable => hibernate::make_durable(agent).await.map(|()| Made::SameBox),
+        Transition::Hibernate { .. } => hibernate::hibernate(agent, from).await.map(|()| Made::NoBox),
+        Transition::Stop { grace } => {
+            stop::stop(agent, from, *grace).await?;
+            Ok(Made::NoBox)
+        }
+        Transition::Settle { .. } => {
+            stop::settle(agent).await?;
+            Ok(Made::NoBox)
+        }
+        Transition::Delete { .. } => {
+            delete::delete(agent).await?;
+            Ok(Made::NoBox)
+        }
+    }
+}
+
+/// What the end of a transition means for the image, in the record and for the one who holds it.
+fn image_change(transition: &Transition, rest: Rest) -> ImageChange {
+    match (Work::of(transition), rest) {
+        // Kept for a while: pages of it may be read until the box has them all.
+        (Work::BringUp, Rest::Running) => ImageChange::Stale,
+        (Work::Hibernate, Rest::Running) => ImageChange::Stale,
+        (Work::Stop, Rest::Stopped) => ImageChange::Clear,
+        (
+            Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate | Work::Stop | Work::Delete,
+            Rest::Stopped | Rest::Running | Rest::Standby | Rest::Hibernated | Rest::Failed,
+        ) => ImageChange::Keep,
     }
 }
 
 async fn come_to_rest(
     agent: &Arc<Agent>,
     transition: &Transition,
-    state: State,
-    done: Result<Option<BoxRecord>, Trouble>,
+    rest: Rest,
+    done: Result<Made, Setback>,
     millis: i64,
 ) -> Answer {
     let reason = match &done {
-        Ok(_) => result(transition),
-        Err(trouble) => trouble.in_full(),
+        Ok(Made::Box(up)) => up.how.clone(),
+        Ok(Made::SameBox | Made::NoBox) => result(transition),
+        Err(setback) => setback.trouble.in_full(),
     };
-    let status = Status::now(state, reason);
-    let box_record = match &done {
-        Ok(Some(record)) => BoxChange::Set(record),
-        Ok(None) => BoxChange::Clear,
-        Err(_) => BoxChange::Keep,
+    let status = Status::now(rest.state(), reason);
+    let image = match image_change(transition, rest) {
+        // It went on for a while before it failed.
+        ImageChange::Keep if agent.image().is_some_and(|image| !image.current) => ImageChange::Stale,
+        change => change,
     };
-    let from = during(transition);
     let change = Change {
         agent: &agent.profile.id,
-        from,
+        from: during(transition),
         to: &status,
         millis: Some(millis),
-        box_record,
+        box_record: match &done {
+            Ok(Made::Box(up)) => BoxChange::Set(&up.record),
+            Ok(Made::NoBox) => BoxChange::Clear,
+            Ok(Made::SameBox) | Err(_) => BoxChange::Keep,
+        },
+        image,
     };
-    let recorded = agent.ctx.store.change_state(&change).await;
+    let recorded = agent.ctx.record(&change).await;
+    if recorded.is_ok() {
+        forget_image(agent, image).await;
+    }
     match (done, recorded) {
-        (Ok(Some(record)), Ok(())) => {
-            let generation = agent.publish_box(status, record);
+        (Ok(Made::Box(up)), Ok(())) => {
+            agent.set_unsavable(false);
+            let generation = agent.publish_box(status, up.record);
             watcher::spawn(agent, generation);
             agent.ctx.faults.reach(Point::StartFinished).await?;
             Ok(())
         }
-        (Ok(None), Ok(())) => {
+        (Ok(Made::SameBox | Made::NoBox), Ok(())) => {
             agent.publish_no_box();
             agent.publish(status);
-            agent.ctx.faults.reach(Point::StopFinished).await?;
+            let point = match rest {
+                Rest::Hibernated => Point::HibernateFinished,
+                Rest::Stopped | Rest::Running | Rest::Standby | Rest::Failed => Point::StopFinished,
+            };
+            agent.ctx.faults.reach(point).await?;
             Ok(())
         }
-        (Err(trouble), recorded) => {
+        (Err(setback), recorded) => {
             tracing::warn!(agent = %agent.profile.name, reason = %status.reason, "a transition failed");
             if let Err(error) = recorded {
                 tracing::error!(agent = %agent.profile.name, %error, "and could not be recorded");
             }
-            agent.publish_no_box();
+            if rest == Rest::Failed {
+                agent.publish_no_box();
+            }
             agent.publish(status);
-            Err(trouble)
+            Err(setback.trouble)
         }
-        (Ok(record), Err(error)) => {
-            // The store still says `starting` or `stopping`, which the next daemon puts in order.
+        (Ok(made), Err(error)) => {
+            // The store still says what is under way, which the next daemon puts in order.
             // A box that nobody would know of must not go on.
-            if record.is_some() {
+            if let Made::Box(_) = made {
                 let _ = agent.ctx.engine.sweep(&agent.profile.id).await;
             }
             let trouble = Trouble::from(error);
             agent.publish_no_box();
-            agent.publish(Status::now(State::Failed, trouble.in_full()));
+            agent.publish(Status::now(Rest::Failed.state(), trouble.in_full()));
             Err(trouble)
         }
     }
 }
 
-/// After a bug in a transition: nothing is known of the box, so it is removed and the agent fails.
-pub(super) async fn broken(agent: &Arc<Agent>, during: State, bug: &JoinError) -> Answer {
+async fn forget_image(agent: &Arc<Agent>, change: ImageChange) {
+    match change {
+        ImageChange::Keep => {}
+        ImageChange::Stale => agent.now_differs_from_image(),
+        ImageChange::Clear => {
+            if let Some(old) = agent.set_image(None) {
+                images::discard(agent, &old.id).await;
+            }
+        }
+    }
+}
+
+/// After a bug in a transition: a box that goes on is left to go on; otherwise nothing is known of it, so
+/// it is removed and the agent fails.
+pub(super) async fn broken(agent: &Arc<Agent>, work: Work, recorded: State, bug: &JoinError) -> Answer {
     let trouble = Trouble::Bug {
         verb: "finish what was under way",
         reason: bug.to_string(),
     };
-    tracing::error!(agent = %agent.profile.name, %during, %bug, "a transition broke off");
-    if let Err(error) = agent.ctx.engine.sweep(&agent.profile.id).await {
+    tracing::error!(agent = %agent.profile.name, ?work, %bug, "a transition broke off");
+    let (ctx, id) = (&agent.ctx, &agent.profile.id);
+    let goes_on = match work {
+        Work::Freeze | Work::MakeDurable | Work::Hibernate => true,
+        Work::BringUp => recorded == State::Standby,
+        Work::Stop | Work::Delete => false,
+    };
+    let goes_on = goes_on && ctx.engine.thaw(id).await.is_ok();
+    let rest = if goes_on { Rest::Running } else { Rest::Failed };
+    if goes_on {
+        agent.now_differs_from_image();
+    } else if let Err(error) = ctx.engine.sweep(id).await {
         tracing::error!(agent = %agent.profile.name, %error, "its box could not be removed");
     }
-    let status = Status::now(State::Failed, trouble.in_full());
-    let box_record = BoxChange::Clear;
+    catch_up(agent).await;
+    let status = Status::now(rest.state(), trouble.in_full());
     let change = Change {
-        agent: &agent.profile.id,
-        from: during,
+        agent: id,
+        from: recorded,
         to: &status,
         millis: None,
-        box_record,
+        box_record: if goes_on {
+            BoxChange::Keep
+        } else {
+            BoxChange::Clear
+        },
+        image: if goes_on {
+            ImageChange::Stale
+        } else {
+            ImageChange::Keep
+        },
     };
-    if let Err(error) = agent.ctx.store.change_state(&change).await {
+    if let Err(error) = ctx.record(&change).await {
         tracing::error!(agent = %agent.profile.name, %error, "the failure could not be recorded");
     }
-    agent.publish_no_box();
+    if !goes_on {
+        agent.publish_no_box();
+    }
     agent.publish(status);
     Err(trouble)
 }
 
 fn why(transition: &Transition) -> String {
     match transition {
-        Transition::Start { why } => (*why).to_owned(),
+        Transition::Start { why } | Transition::Thaw { why } | Transition::Wake { why } => (*why).to_owned(),
+        Transition::Freeze { why, .. } | Transition::Hibernate { why } => why.clone(),
+        Transition::MakeDurable => "its memory goes to disk".to_owned(),
         Transition::Stop { .. } => "asked to stop".to_owned(),
         Transition::Settle { reason } => format!("the box ended: {reason}"),
         Transition::Delete { why } => why.clone(),
@@ -190,6 +355,11 @@ fn why(transition: &Transition) -> String {
 fn result(transition: &Transition) -> String {
     match transition {
         Transition::Start { .. } => "started".to_owned(),
+        Transition::Thaw { why } => format!("woken: {why}"),
+        Transition::Wake { .. } => "woken from disk".to_owned(),
+        Transition::Freeze { why, .. } => why.clone(),
+        Transition::MakeDurable => "its memory is on disk too".to_owned(),
+        Transition::Hibernate { why } => why.clone(),
         Transition::Stop { .. } => "stopped on request".to_owned(),
         Transition::Settle { reason } => format!("the box ended: {reason}"),
         Transition::Delete { .. } => "deleted".to_owned(),

@@ -20,6 +20,17 @@ pub enum Trouble {
     ShuttingDown,
     #[error("{0}")]
     Damaged(String),
+    /// Something reached for it in the moment in which it was to go to sleep.
+    #[error("it is in use")]
+    InUse,
+    #[error("memory images cannot be made on this machine: {0}")]
+    NoImages(String),
+    #[error("the agent could not {verb}")]
+    Disk {
+        verb: &'static str,
+        #[source]
+        source: Arc<std::io::Error>,
+    },
     #[error("the agent could not {verb}")]
     Engine {
         verb: &'static str,
@@ -37,6 +48,13 @@ pub enum Trouble {
 impl Trouble {
     pub(super) fn engine(verb: &'static str) -> impl FnOnce(EngineError) -> Self {
         move |source| Self::Engine {
+            verb,
+            source: Arc::new(source),
+        }
+    }
+
+    pub(super) fn disk(verb: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Disk {
             verb,
             source: Arc::new(source),
         }

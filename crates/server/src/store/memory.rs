@@ -7,8 +7,8 @@ use dorm_engine::Id;
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
-    AgentRecord, BoxChange, Change, EventRecord, KeyRecord, NewAgentRecord, Profile, Slots, State, Status,
-    TemplateRecord, Workspace,
+    AgentRecord, BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, KeyRecord,
+    NewAgentRecord, Profile, Slots, State, Status, TemplateRecord, Workspace,
 };
 
 #[derive(Default)]
@@ -20,8 +20,17 @@ struct Tables {
     events: Vec<EventRecord>,
     templates: Vec<TemplateRecord>,
     keys: Vec<KeyRecord>,
+    holds: Vec<HoldRecord>,
     fail_changes_to: Option<State>,
+    fail_images: bool,
     commits: u64,
+}
+
+impl Tables {
+    fn is_of(&self, workspace: &Workspace, event: &EventRecord) -> bool {
+        let agent = self.agents.iter().find(|agent| agent.profile.id == event.agent);
+        agent.is_some_and(|agent| agent.profile.workspace == *workspace)
+    }
 }
 
 impl MemoryStore {
@@ -32,6 +41,11 @@ impl MemoryStore {
     /// Changes to this state are refused from now on.
     pub(crate) fn fail_changes_to(&self, state: Option<State>) {
         self.tables().fail_changes_to = state;
+    }
+
+    /// Memory images cannot be recorded from now on, or can be again.
+    pub(crate) fn fail_images(&self, fail: bool) {
+        self.tables().fail_images = fail;
     }
 
     /// Each would be an fsync on a disk.
@@ -107,6 +121,7 @@ impl Store for MemoryStore {
             profile,
             status: new.status,
             box_record: None,
+            image: None,
         };
         tables.agents.push(record.clone());
         tables.agents.sort_by_key(|agent| agent.profile.slot);
@@ -141,6 +156,11 @@ impl Store for MemoryStore {
             BoxChange::Set(record) => agent.box_record = Some(record.clone()),
             BoxChange::Clear => agent.box_record = None,
         }
+        match (change.image, &mut agent.image) {
+            (ImageChange::Stale, Some(image)) => image.current = false,
+            (ImageChange::Clear, image) => *image = None,
+            (ImageChange::Keep, _) | (ImageChange::Stale, None) => {}
+        }
         event(
             &mut tables,
             change.agent,
@@ -151,10 +171,26 @@ impl Store for MemoryStore {
         Ok(())
     }
 
+    async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()> {
+        let mut tables = self.tables();
+        if tables.fail_images {
+            let source = sqlx::Error::Io(std::io::Error::other("declared fault"));
+            return Err(StoreError::Database {
+                doing: "recorded a memory image",
+                source,
+            });
+        }
+        let found = tables.agents.iter_mut().find(|known| known.profile.id == *agent);
+        found.ok_or_else(|| missing("agent", agent.as_str()))?.image = image.cloned();
+        tables.commits += 1;
+        Ok(())
+    }
+
     async fn delete_agent(&self, id: &Id) -> Result<()> {
         let mut tables = self.tables();
         tables.agents.retain(|agent| agent.profile.id != *id);
         tables.events.retain(|event| event.agent != *id);
+        tables.holds.retain(|hold| hold.agent != *id);
         tables.commits += 1;
         Ok(())
     }
@@ -163,6 +199,45 @@ impl Store for MemoryStore {
         let tables = self.tables();
         let newest = tables.events.iter().rev().filter(|event| event.agent == *agent);
         Ok(newest.take(limit as usize).cloned().collect())
+    }
+
+    async fn events_after(
+        &self,
+        workspace: &Workspace,
+        agent: Option<&Id>,
+        seq: i64,
+        limit: u32,
+    ) -> Result<Vec<EventRecord>> {
+        let tables = self.tables();
+        let of = |event: &&EventRecord| {
+            tables.is_of(workspace, event) && agent.is_none_or(|id| event.agent == *id)
+        };
+        let after = tables.events.iter().filter(|event| event.seq > seq).filter(of);
+        Ok(after.take(limit as usize).cloned().collect())
+    }
+
+    async fn newest_events(&self, workspace: &Workspace, limit: u32) -> Result<Vec<EventRecord>> {
+        let tables = self.tables();
+        let newest = tables
+            .events
+            .iter()
+            .rev()
+            .filter(|event| tables.is_of(workspace, event));
+        Ok(newest.take(limit as usize).cloned().collect())
+    }
+
+    async fn insert_hold(&self, hold: &HoldRecord) -> Result<()> {
+        self.tables().holds.push(hold.clone());
+        Ok(())
+    }
+
+    async fn holds(&self) -> Result<Vec<HoldRecord>> {
+        Ok(self.tables().holds.clone())
+    }
+
+    async fn delete_hold(&self, id: &Id) -> Result<()> {
+        self.tables().holds.retain(|hold| hold.id != *id);
+        Ok(())
     }
 
     async fn insert_template(&self, template: &TemplateRecord) -> Result<Option<Id>> {

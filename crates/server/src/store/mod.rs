@@ -7,7 +7,8 @@ use async_trait::async_trait;
 use dorm_engine::Id;
 
 use crate::records::{
-    AgentRecord, Change, EventRecord, KeyRecord, NewAgentRecord, Slots, TemplateRecord, Workspace,
+    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Slots,
+    TemplateRecord, Workspace,
 };
 
 #[cfg(test)]
@@ -60,10 +61,28 @@ pub trait Store: Send + Sync + 'static {
     async fn agents(&self) -> Result<AllAgents>;
     /// Records a change of state and its event.
     async fn change_state(&self, change: &Change<'_>) -> Result<()>;
+    /// Records the memory image of an agent, or that there is none.
+    async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()>;
     /// Removes an agent and its events. Removing what is not there is no error.
     async fn delete_agent(&self, id: &Id) -> Result<()>;
     /// Newest first. A store keeps the newest thousand of each agent, and may forget older ones.
     async fn events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>>;
+
+    /// Of one agent or of a whole workspace, oldest first: the first `limit` after `seq`.
+    async fn events_after(
+        &self,
+        workspace: &Workspace,
+        agent: Option<&Id>,
+        seq: i64,
+        limit: u32,
+    ) -> Result<Vec<EventRecord>>;
+    /// Of a whole workspace, newest first.
+    async fn newest_events(&self, workspace: &Workspace, limit: u32) -> Result<Vec<EventRecord>>;
+
+    async fn insert_hold(&self, hold: &HoldRecord) -> Result<()>;
+    /// Of all agents, oldest first.
+    async fn holds(&self) -> Result<Vec<HoldRecord>>;
+    async fn delete_hold(&self, id: &Id) -> Result<()>;
 
     /// Adds a template. One of the same name is replaced; its id is returned, for its files to be removed.
     async fn insert_template(&self, template: &TemplateRecord) -> Result<Option<Id>>;

@@ -60,6 +60,7 @@ impl World {
             stop_grace: Duration::from_secs(1),
             template_cache: None,
             host_ca: None,
+            standby: Default::default(),
             max_body: 1 << 20,
         };
         configure(&mut config);

@@ -158,6 +158,11 @@ impl Bench {
             pids: None,
             env: Default::default(),
             lifetime: Some(Lifetime::Persistent),
+            standby_after: None,
+            durable_after: None,
+            hibernate_after: None,
+            // What is measured is not to go to sleep meanwhile.
+            keep_awake: true,
             start: true,
         };
         self.client.post("/v1/agents", &request).await

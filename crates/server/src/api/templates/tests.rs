@@ -54,6 +54,7 @@ impl Daemon {
             stop_grace: Duration::from_secs(1),
             template_cache: None,
             host_ca: None,
+            standby: Default::default(),
             max_body: 1 << 20,
         };
         let (engine, homes) = (FakeEngine::new(), FakeHomes::new());

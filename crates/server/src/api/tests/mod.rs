@@ -20,7 +20,7 @@ use tower::ServiceExt as _;
 
 use super::{AppState, Guests, Shared, router};
 use crate::build_slots::BuildSlots;
-use crate::config::{Config, NetworkRange, OnShutdown};
+use crate::config::{Config, NetworkRange, OnShutdown, Standby};
 use crate::faults::Faults;
 use crate::keys::KeyRing;
 use crate::lifecycle::{Parts, Registry};
@@ -35,6 +35,7 @@ mod daemon;
 mod guest;
 mod keys;
 mod manners;
+mod sleep;
 
 struct Server {
     app: Router,
@@ -66,6 +67,7 @@ impl Server {
             slots: config.slots(),
             nameservers: config.nameservers.clone(),
             stop_grace: config.stop_grace,
+            images: config.data.join("images"),
         };
         let registry = Registry::open(parts, true).await.unwrap();
         let keys = KeyRing::new(store.clone());
@@ -83,12 +85,12 @@ impl Server {
             store,
             engine: engine.clone(),
             homes: homes.clone(),
-            registry,
+            registry: registry.clone(),
             keys,
             metrics,
             templates: Templates::new(parts),
             build_slots,
-            guests: Guests::new(engine.clone()),
+            guests: Guests::new(engine.clone(), registry),
             shutdown: CancellationToken::new(),
         });
         Self {
@@ -124,6 +126,10 @@ impl Server {
 
     async fn get(&self, path: &str) -> (StatusCode, Value) {
         self.call(Method::GET, path, Value::Null).await
+    }
+
+    async fn delete(&self, path: &str) -> (StatusCode, Value) {
+        read(self.send(self.request(Method::DELETE, path, Body::empty())).await).await
     }
 
     async fn post(&self, path: &str, body: Value) -> (StatusCode, Value) {
@@ -174,6 +180,7 @@ fn config(data: &std::path::Path) -> Config {
         stop_grace: Duration::from_secs(10),
         template_cache: None,
         host_ca: None,
+        standby: Standby::default(),
         max_body: 64 * 1024,
     }
 }

@@ -3,38 +3,87 @@
 use std::time::Duration;
 
 use super::World;
+use crate::config::OnShutdown;
 use crate::faults::{Action, Point};
 use crate::records::{Lifetime, State};
 
-/// Runs what passes through `point`, dies there, and gives what the next daemon made of it.
-async fn die_at(point: Point, lifetime: Lifetime) -> World {
-    let mut world = World::new().await;
-    let (creates, starts, stops) = match point {
-        Point::CreateHomeMade | Point::CreateRecorded => (true, false, false),
-        Point::StartRecorded | Point::StartBoxUp | Point::StartFinished => (false, true, false),
-        Point::StopRecorded | Point::StopBoxGone | Point::StopFinished => (false, false, true),
+/// What passes through a point, and what must be there before.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Act {
+    Create,
+    Start,
+    Stop,
+    Delete,
+    Pause,
+    Thaw,
+    MakeDurable,
+    Hibernate,
+    Wake,
+}
+
+fn act_of(point: Point) -> Act {
+    match point {
+        Point::CreateHomeMade | Point::CreateRecorded => Act::Create,
+        Point::StartRecorded | Point::StartBoxUp | Point::StartFinished => Act::Start,
+        Point::StopRecorded | Point::StopBoxGone | Point::StopFinished => Act::Stop,
+        Point::FreezeBegun | Point::FreezeFrozen => Act::Pause,
+        Point::ThawBegun | Point::ThawThawed => Act::Thaw,
+        Point::ImageFrozen | Point::ImageMade | Point::ImageRecorded => Act::MakeDurable,
+        Point::HibernateRecorded
+        | Point::HibernateImageRecorded
+        | Point::HibernateBoxGone
+        | Point::HibernateFinished => Act::Hibernate,
         Point::DeleteRecorded | Point::DeleteBoxGone | Point::DeleteHomeGone | Point::DeleteFinished => {
-            (false, false, false)
+            Act::Delete
         }
-    };
-    if !creates {
-        world.create("one", lifetime, !starts).await.unwrap();
+    }
+}
+
+/// Does what passes through `point`, dies there, and gives what the next daemon made of it.
+async fn die_at(point: Point, act: Act, lifetime: Lifetime, reboot: bool) -> World {
+    let mut world = World::new().await;
+    if act != Act::Create {
+        let agent = world.create("one", lifetime, act != Act::Start).await.unwrap();
+        if act != Act::Start {
+            world.engine.remember(&agent.profile.id, "a secret");
+        }
+        match act {
+            Act::Thaw | Act::MakeDurable => agent.pause().await.unwrap(),
+            Act::Wake => agent.hibernate("asked").await.unwrap(),
+            Act::Create | Act::Start | Act::Stop | Act::Delete | Act::Pause | Act::Hibernate => {}
+        }
+        if act == Act::Thaw {
+            agent.make_durable().await.unwrap();
+        }
+        crate::lifecycle::lag::catch_up(&agent).await;
     }
     world.faults.arm(point, Action::Hang);
     let registry = world.registry.clone();
     let agent = world.get("one");
     tokio::spawn(async move {
-        match agent {
-            None => drop(registry.create(World::creation("one", lifetime, true)).await),
-            Some(agent) if starts => drop(agent.start().await),
-            Some(agent) if stops => drop(agent.stop(None).await),
-            Some(agent) => drop(agent.delete().await),
-        }
+        let agent = match agent {
+            Some(agent) => agent,
+            None => return drop(registry.create(World::creation("one", lifetime, true)).await),
+        };
+        drop(match act {
+            Act::Create | Act::Start | Act::Thaw | Act::Wake => agent.ensure_running().await,
+            Act::Stop => agent.stop(None).await,
+            Act::Delete => agent.delete().await,
+            Act::Pause => agent.pause().await,
+            Act::MakeDurable => agent.make_durable().await,
+            Act::Hibernate => agent.hibernate("asked").await,
+        });
     });
     world.faults.struck().await;
+    if reboot {
+        world.engine.reboot();
+    }
     world.restart().await;
     // What is finished in the background is finished when the daemon ends in order.
-    world.registry.shut_down(false, Duration::from_secs(60)).await;
+    world
+        .registry
+        .shut_down(OnShutdown::Leave, Duration::from_secs(60))
+        .await;
     world.restart().await;
     world.assert_in_order().await;
     world
@@ -43,13 +92,21 @@ async fn die_at(point: Point, lifetime: Lifetime) -> World {
 #[tokio::test]
 async fn a_crash_at_any_point_leaves_nothing_that_the_next_daemon_does_not_put_in_order() {
     for point in Point::ALL {
-        let world = die_at(point, Lifetime::Persistent).await;
+        let act = act_of(point);
+        let world = die_at(point, act, Lifetime::Persistent, false).await;
         let state = world.get("one").map(|agent| agent.state());
         let expected = match point {
             Point::CreateHomeMade => None,
             Point::CreateRecorded | Point::StartRecorded | Point::StartBoxUp => Some(State::Stopped),
             Point::StartFinished => Some(State::Running),
             Point::StopRecorded | Point::StopBoxGone | Point::StopFinished => Some(State::Stopped),
+            Point::FreezeBegun | Point::FreezeFrozen => Some(State::Running),
+            Point::ThawBegun | Point::ThawThawed => Some(State::Standby),
+            Point::ImageFrozen | Point::ImageMade | Point::ImageRecorded => Some(State::Standby),
+            Point::HibernateRecorded
+            | Point::HibernateImageRecorded
+            | Point::HibernateBoxGone
+            | Point::HibernateFinished => Some(State::Hibernated),
             Point::DeleteRecorded | Point::DeleteBoxGone | Point::DeleteHomeGone | Point::DeleteFinished => {
                 None
             }
@@ -58,7 +115,52 @@ async fn a_crash_at_any_point_leaves_nothing_that_the_next_daemon_does_not_put_i
         if let Some(agent) = world.get("one") {
             agent.ensure_running().await.unwrap();
             world.assert_in_order().await;
+            if !matches!(act, Act::Create | Act::Start | Act::Stop) {
+                let memory = world.engine.memory(&agent.profile.id);
+                assert_eq!(memory.as_deref(), Some("a secret"), "{point:?}");
+            }
         }
+    }
+}
+
+#[tokio::test]
+async fn a_crash_of_the_host_loses_no_memory_that_is_on_disk() {
+    for (point, act, kept) in [
+        (Point::FreezeFrozen, Act::Pause, false),
+        (Point::ImageMade, Act::MakeDurable, false),
+        (Point::ImageRecorded, Act::MakeDurable, true),
+        (Point::ThawBegun, Act::Thaw, true),
+        (Point::HibernateRecorded, Act::Hibernate, false),
+        (Point::ImageMade, Act::Hibernate, false),
+        (Point::ImageRecorded, Act::Hibernate, true),
+        (Point::HibernateImageRecorded, Act::Hibernate, true),
+        (Point::HibernateBoxGone, Act::Hibernate, true),
+        (Point::HibernateFinished, Act::Hibernate, true),
+        (Point::StartRecorded, Act::Wake, true),
+        (Point::StartBoxUp, Act::Wake, true),
+    ] {
+        let world = die_at(point, act, Lifetime::Persistent, true).await;
+        let agent = world.get("one").unwrap();
+        let expected = if kept { State::Hibernated } else { State::Stopped };
+        assert_eq!(agent.state(), expected, "{point:?} in {act:?}");
+        agent.ensure_running().await.unwrap();
+        let memory = world.engine.memory(&agent.profile.id).unwrap();
+        assert_eq!(memory, if kept { "a secret" } else { "" }, "{point:?} in {act:?}");
+        world.assert_in_order().await;
+    }
+}
+
+#[tokio::test]
+async fn a_wake_that_a_crash_interrupts_is_as_if_it_had_not_begun() {
+    for point in [Point::StartRecorded, Point::StartBoxUp] {
+        let world = die_at(point, Act::Wake, Lifetime::Persistent, false).await;
+        let agent = world.get("one").unwrap();
+        assert_eq!(agent.state(), State::Hibernated, "{point:?}");
+        agent.ensure_running().await.unwrap();
+        assert_eq!(
+            world.engine.memory(&agent.profile.id).as_deref(),
+            Some("a secret")
+        );
     }
 }
 
@@ -70,7 +172,7 @@ async fn an_ephemeral_agent_whose_start_was_not_finished_is_gone_after_a_crash()
         Point::StartBoxUp,
         Point::DeleteBoxGone,
     ] {
-        let world = die_at(point, Lifetime::Ephemeral).await;
+        let world = die_at(point, act_of(point), Lifetime::Ephemeral, false).await;
         assert!(world.get("one").is_none(), "{point:?}");
     }
 }

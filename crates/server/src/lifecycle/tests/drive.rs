@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use super::{World, reaches, vanishes};
+use crate::config::OnShutdown;
 use crate::faults::{Action, Point};
 use crate::lifecycle::decide::Refusal;
 use crate::lifecycle::{Agent, Trouble};
@@ -381,7 +382,7 @@ async fn at_shutdown_what_is_under_way_ends_and_nothing_new_begins() {
     let registry = world.registry.clone();
     let ending = tokio::spawn(async move {
         registry
-            .shut_down(false, std::time::Duration::from_secs(60))
+            .shut_down(OnShutdown::Leave, std::time::Duration::from_secs(60))
             .await
     });
     settle().await;
@@ -403,7 +404,7 @@ async fn boxes_are_stopped_at_shutdown_if_that_is_wanted() {
     world.running("two").await;
     world
         .registry
-        .shut_down(true, std::time::Duration::from_secs(60))
+        .shut_down(OnShutdown::Stop, std::time::Duration::from_secs(60))
         .await;
     assert_eq!(world.engine.stops(), 2);
     assert!(

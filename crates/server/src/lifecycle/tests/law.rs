@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use crate::lifecycle::decide::{Decision, Next, Outcome, Request, after, decide, during};
+use crate::lifecycle::decide::{
+    Decision, Next, Outcome, Refusal, Request, Rest, Situation, Transition, Work, after, decide, during,
+    is_recorded_first,
+};
 use crate::records::{Lifetime, State};
-
-fn at_rest(state: State) -> bool {
-    matches!(state, State::Stopped | State::Running | State::Failed)
-}
 
 fn requests() -> impl Strategy<Value = Request> {
     prop_oneof![
@@ -18,6 +17,17 @@ fn requests() -> impl Strategy<Value = Request> {
         Just(Request::Stop {
             grace: Duration::from_secs(1)
         }),
+        Just(Request::Pause),
+        Just(Request::Idle {
+            why: "nobody is here".to_owned()
+        }),
+        Just(Request::Hibernate {
+            why: "it is late".to_owned()
+        }),
+        Just(Request::Retire {
+            why: "memory is short".to_owned()
+        }),
+        Just(Request::MakeDurable),
         Just(Request::Delete),
         Just(Request::BoxExited {
             generation: 1,
@@ -26,8 +36,15 @@ fn requests() -> impl Strategy<Value = Request> {
     ]
 }
 
-fn states() -> impl Strategy<Value = State> {
-    proptest::sample::select(&State::ALL[..])
+fn rests() -> impl Strategy<Value = Rest> {
+    proptest::sample::select(&Rest::ALL[..])
+}
+
+fn situations() -> impl Strategy<Value = Situation> {
+    prop_oneof![
+        rests().prop_map(Situation::At),
+        proptest::sample::select(&Work::ALL[..]).prop_map(Situation::Busy),
+    ]
 }
 
 fn lifetimes() -> impl Strategy<Value = Lifetime> {
@@ -37,51 +54,91 @@ fn lifetimes() -> impl Strategy<Value = Lifetime> {
 proptest! {
     #[test]
     fn something_begins_only_at_rest_and_is_waited_for_only_under_way(
-        state in states(), lifetime in lifetimes(), request in requests(),
+        situation in situations(), lifetime in lifetimes(), request in requests(),
     ) {
-        match decide(state, lifetime, &request) {
+        let at_rest = matches!(situation, Situation::At(_));
+        match decide(situation, lifetime, &request) {
             Decision::Begin(transition) => {
-                prop_assert!(at_rest(state));
-                prop_assert!(!at_rest(during(&transition)));
+                prop_assert!(at_rest);
+                let passing = Rest::of(during(&transition)).is_none();
+                prop_assert!(passing || transition == Transition::MakeDurable);
             }
-            Decision::Join | Decision::Wait | Decision::Overrule => prop_assert!(!at_rest(state)),
-            Decision::Refuse(_) => prop_assert_eq!(state, State::Deleting),
+            Decision::Join | Decision::Wait | Decision::Overrule => prop_assert!(!at_rest),
+            Decision::Refuse(Refusal::BeingDeleted) => {
+                prop_assert_eq!(situation, Situation::Busy(Work::Delete));
+            }
+            Decision::Refuse(Refusal::NothingRuns) => {
+                let asleep = [Rest::Stopped, Rest::Failed].map(Situation::At);
+                prop_assert!(asleep.contains(&situation));
+            }
             Decision::Done => {}
         }
     }
 
     #[test]
-    fn every_transition_ends_at_rest_or_in_nothing(
-        state in states(), lifetime in lifetimes(), request in requests(),
-        outcome in proptest::sample::select(vec![Outcome::Done, Outcome::Failed, Outcome::NotBegun]),
+    fn only_what_leaves_the_box_where_it_is_may_be_recorded_late(
+        rest in rests(), lifetime in lifetimes(), request in requests(),
     ) {
-        if let Decision::Begin(transition) = decide(state, lifetime, &request) {
-            match after(&transition, state, outcome) {
-                Next::Rest(next) => prop_assert!(at_rest(next)),
-                Next::Gone => prop_assert_eq!(during(&transition), State::Deleting),
-            }
+        if let Decision::Begin(transition) = decide(Situation::At(rest), lifetime, &request)
+            && !is_recorded_first(&transition)
+        {
+            let boxed = [Rest::Running, Rest::Standby];
+            prop_assert!(boxed.contains(&rest));
+            let Next::Rest(next) = after(&transition, rest, Outcome::Done) else {
+                panic!("a deletion is recorded first")
+            };
+            prop_assert!(boxed.contains(&next));
+        }
+    }
+
+    #[test]
+    fn what_is_not_begun_changes_nothing(
+        rest in rests(), lifetime in lifetimes(), request in requests(),
+    ) {
+        if let Decision::Begin(transition) = decide(Situation::At(rest), lifetime, &request) {
+            prop_assert_eq!(after(&transition, rest, Outcome::NotBegun), Next::Rest(rest));
         }
     }
 
     #[test]
     fn what_is_asked_for_is_what_success_leads_to(
-        state in states(), lifetime in lifetimes(), request in requests(),
+        rest in rests(), lifetime in lifetimes(), request in requests(),
     ) {
-        let reached = match decide(state, lifetime, &request) {
-            Decision::Begin(transition) => after(&transition, state, Outcome::Done),
-            Decision::Done => Next::Rest(state),
+        let reached = match decide(Situation::At(rest), lifetime, &request) {
+            Decision::Begin(transition) => after(&transition, rest, Outcome::Done),
+            Decision::Done => Next::Rest(rest),
             Decision::Join | Decision::Wait | Decision::Overrule | Decision::Refuse(_) => return Ok(()),
         };
         match request {
-            Request::Start | Request::EnsureRunning => prop_assert_eq!(reached, Next::Rest(State::Running)),
-            Request::Stop { .. } if lifetime == Lifetime::Ephemeral && state != State::Stopped => {
+            Request::Start | Request::EnsureRunning => prop_assert_eq!(reached, Next::Rest(Rest::Running)),
+            Request::Pause => {
+                prop_assert!([Rest::Standby, Rest::Hibernated].map(Next::Rest).contains(&reached));
+            }
+            Request::Hibernate { .. } => prop_assert_eq!(reached, Next::Rest(Rest::Hibernated)),
+            Request::Idle { .. } => prop_assert_ne!(reached, Next::Rest(Rest::Running)),
+            Request::Retire { .. } => prop_assert_ne!(reached, Next::Rest(Rest::Standby)),
+            Request::MakeDurable => prop_assert_eq!(reached, Next::Rest(rest)),
+            Request::Stop { .. } if lifetime == Lifetime::Ephemeral && rest != Rest::Stopped => {
                 prop_assert_eq!(reached, Next::Gone);
             }
-            Request::Stop { .. } => prop_assert_eq!(reached, Next::Rest(State::Stopped)),
+            Request::Stop { .. } => prop_assert_eq!(reached, Next::Rest(Rest::Stopped)),
             Request::Delete => prop_assert_eq!(reached, Next::Gone),
-            Request::BoxExited { .. } => prop_assert_ne!(reached, Next::Rest(State::Running)),
+            Request::BoxExited { .. } => prop_assert_ne!(reached, Next::Rest(Rest::Running)),
         }
     }
+}
+
+#[test]
+fn a_state_is_one_of_rest_or_one_that_is_passed_through() {
+    for state in State::ALL {
+        if let Some(rest) = Rest::of(state) {
+            assert_eq!(rest.state(), state);
+        }
+    }
+    assert_eq!(
+        State::ALL.into_iter().filter_map(Rest::of).count(),
+        Rest::ALL.len()
+    );
 }
 
 #[test]
@@ -94,7 +151,7 @@ fn a_failed_agent_can_be_started_stopped_and_deleted() {
         },
         Request::Delete,
     ] {
-        let decision = decide(State::Failed, Lifetime::Persistent, &request);
+        let decision = decide(Situation::At(Rest::Failed), Lifetime::Persistent, &request);
         assert!(
             matches!(decision, Decision::Begin(_)),
             "{request:?}: {decision:?}"

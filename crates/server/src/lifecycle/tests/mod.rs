@@ -1,23 +1,30 @@
 //! The lifecycle on engines, homes and records that exist only in memory.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dorm_engine::fake::{FakeEngine, FakeHomes};
 use dorm_engine::{Id, Limits};
+use tempfile::TempDir;
 
-use super::{Agent, Creation, Parts, Registry, Trouble};
+use super::{Agent, Creation, Parts, Registry, Trouble, lag};
+use crate::config::OnShutdown;
 use crate::faults::Faults;
 use crate::metrics::Metrics;
-use crate::records::{AgentSpec, Lifetime, Slots, State, TemplateDefaults, TemplateRecord, Workspace, now};
+use crate::records::{
+    AgentSpec, Lifetime, Sleep, Slots, State, TemplateDefaults, TemplateRecord, Workspace, now,
+};
 use crate::store::Store as _;
 use crate::store::memory::MemoryStore;
 
 mod crash;
 mod drive;
+mod idle;
 mod law;
 mod model;
 mod restart;
+mod sleep;
 
 /// What outlives a daemon, and the daemon of the moment.
 struct World {
@@ -26,6 +33,8 @@ struct World {
     homes: Arc<FakeHomes>,
     faults: Faults,
     registry: Arc<Registry>,
+    /// Memory images.
+    images: TempDir,
 }
 
 impl World {
@@ -53,20 +62,29 @@ impl World {
         homes.add_template(&template.id);
         store.insert_template(&template).await.unwrap();
         let faults = Faults::armable();
-        let registry = open(&store, &engine, &homes, &faults).await;
+        let images = tempfile::tempdir().unwrap();
+        let registry = open(&store, &engine, &homes, &faults, images.path()).await;
         Self {
             store,
             engine,
             homes,
             faults,
             registry,
+            images,
         }
     }
 
     /// The daemon dies without a word, and another takes its place.
     async fn restart(&mut self) {
-        self.registry.shut_down(false, Duration::ZERO).await;
-        self.registry = open(&self.store, &self.engine, &self.homes, &self.faults).await;
+        self.registry.shut_down(OnShutdown::Leave, Duration::ZERO).await;
+        self.registry = open(
+            &self.store,
+            &self.engine,
+            &self.homes,
+            &self.faults,
+            self.images.path(),
+        )
+        .await;
     }
 
     fn creation(name: &str, lifetime: Lifetime, start: bool) -> Creation {
@@ -80,6 +98,7 @@ impl World {
         let spec = AgentSpec {
             limits,
             env: [("B".to_owned(), "agent".to_owned())].into(),
+            sleep: Sleep::default(),
         };
         let workspace = Workspace::default();
         Creation {
@@ -108,18 +127,45 @@ impl World {
         self.registry.get(&Workspace::default(), name).ok()
     }
 
-    /// Records, boxes and homes agree, and every event follows from the one before.
+    /// As `agent/image`, without those that were set aside.
+    fn images_on_disk(&self) -> Vec<String> {
+        let list = |path: &Path| -> Vec<String> {
+            let entries = std::fs::read_dir(path).into_iter().flatten();
+            entries
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect()
+        };
+        let mut images = Vec::new();
+        for agent in list(self.images.path()) {
+            let of = list(&self.images.path().join(&agent));
+            images.extend(of.iter().map(|image| format!("{agent}/{image}")));
+        }
+        images.retain(|image| !image.ends_with(".bad"));
+        images.sort();
+        images
+    }
+
+    /// Records, boxes, homes and images agree, and every event follows from the one before.
     async fn assert_in_order(&self) {
+        for agent in self.registry.all() {
+            lag::catch_up(&agent).await;
+        }
         let records = self.store.agents().await.unwrap().readable;
         let agents = self.registry.all();
         assert_eq!(records.len(), agents.len(), "{records:?}");
         assert_eq!(self.homes.count(), records.len());
+        let mut images = Vec::new();
         for record in records {
             let id = &record.profile.id;
             let agent = self.get(id.as_str()).expect("a recorded agent is known");
             assert_eq!(agent.published().status, record.status);
-            let runs = record.status.state == State::Running;
+            let state = record.status.state;
+            let runs = matches!(state, State::Running | State::Standby);
             assert_eq!(self.engine.is_running(id), runs, "{record:?}");
+            assert_eq!(self.engine.is_frozen(id), state == State::Standby, "{record:?}");
+            assert_eq!(agent.image(), record.image);
+            assert!(state != State::Hibernated || agent.current_image().is_some());
+            images.extend(record.image.iter().map(|image| format!("{id}/{}", image.id)));
             assert_eq!(record.box_record.is_some(), runs, "{record:?}");
             assert_eq!(
                 agent.published().current_box.as_deref(),
@@ -133,6 +179,8 @@ impl World {
             );
             assert_eq!(events.last().unwrap().to, record.status.state);
         }
+        images.sort();
+        assert_eq!(self.images_on_disk(), images);
     }
 }
 
@@ -141,6 +189,7 @@ async fn open(
     engine: &Arc<FakeEngine>,
     homes: &Arc<FakeHomes>,
     faults: &Faults,
+    images: &Path,
 ) -> Arc<Registry> {
     let parts = Parts {
         store: store.clone(),
@@ -154,6 +203,7 @@ async fn open(
         },
         nameservers: vec!["169.254.1.1".to_owned()],
         stop_grace: Duration::from_secs(10),
+        images: images.to_owned(),
     };
     Registry::open(parts, true).await.unwrap()
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::{World, reaches, vanishes};
+use crate::config::OnShutdown;
+use crate::lifecycle::lag;
 use crate::records::{Lifetime, State};
 
 #[derive(Debug, Clone, Copy)]
@@ -13,6 +15,9 @@ enum Step {
     Reach { fails: bool },
     Stop { fails: bool },
     Delete { fails: bool },
+    Pause { fails: bool },
+    Hibernate { fails: bool },
+    MakeDurable { fails: bool },
     BoxEnds,
     Restart,
     Reboot,
@@ -26,6 +31,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => often().prop_map(|fails| Step::Reach { fails }),
         3 => often().prop_map(|fails| Step::Stop { fails }),
         1 => often().prop_map(|fails| Step::Delete { fails }),
+        3 => often().prop_map(|fails| Step::Pause { fails }),
+        3 => often().prop_map(|fails| Step::Hibernate { fails }),
+        2 => often().prop_map(|fails| Step::MakeDurable { fails }),
         2 => Just(Step::BoxEnds),
         2 => Just(Step::Restart),
         1 => Just(Step::Reboot),
@@ -34,91 +42,172 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..30)
 }
 
-/// The model: `None` is gone. Knows nothing of drivers, queues or records.
-fn expected(state: Option<State>, lifetime: Lifetime, step: Step) -> Option<State> {
-    let ephemeral = lifetime == Lifetime::Ephemeral;
-    let ended = if ephemeral { None } else { Some(State::Stopped) };
-    match (step, state?) {
-        (Step::Start { .. } | Step::Reach { .. }, State::Running) => Some(State::Running),
-        (Step::Start { fails } | Step::Reach { fails }, _) => {
-            Some(if fails { State::Failed } else { State::Running })
-        }
-        (Step::Stop { .. }, State::Stopped) => Some(State::Stopped),
-        // Nothing runs, so nothing is there to be stopped: an ephemeral agent is swept and deleted.
-        (Step::Stop { .. }, State::Failed) if ephemeral => None,
-        (Step::Stop { fails: true }, _) => Some(State::Failed),
-        (Step::Stop { fails: false }, _) => ended,
-        (Step::Delete { fails: true }, _) => Some(State::Failed),
-        (Step::Delete { fails: false }, _) => None,
-        (Step::BoxEnds | Step::Reboot, State::Running) => ended,
-        (Step::BoxEnds | Step::Reboot | Step::Restart | Step::StoreFails, state) => Some(state),
+/// The model: knows nothing of drivers, queues or records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Model {
+    /// `None` is gone.
+    state: Option<State>,
+    /// Whether the memory is on disk as it is now.
+    saved: bool,
+    /// What the processes hold in memory; 0 after a start from files.
+    memory: u32,
+}
+
+impl Model {
+    fn at(self, state: State) -> Self {
+        let saved = state == State::Hibernated;
+        let state = Some(state);
+        Self { state, saved, ..self }
     }
+
+    /// The box is gone: only what is on disk is left of its memory.
+    fn without_box(self, state: Option<State>) -> Self {
+        let memory = if self.saved { self.memory } else { 0 };
+        Self {
+            state,
+            memory,
+            ..self
+        }
+    }
+
+    fn only_files(self, state: Option<State>) -> Self {
+        let (saved, memory) = (false, 0);
+        Self { state, saved, memory }
+    }
+}
+
+fn expected(model: Model, lifetime: Lifetime, step: Step) -> Model {
+    use State::{Failed, Hibernated, Running, Standby, Stopped};
+    let ephemeral = lifetime == Lifetime::Ephemeral;
+    let ended = if ephemeral { None } else { Some(Stopped) };
+    let Some(state) = model.state else { return model };
+    match (step, state) {
+        (Step::Start { .. } | Step::Reach { .. }, Running) => model,
+        // A thaw that failed may have let something go on.
+        (Step::Start { fails: true } | Step::Reach { fails: true }, Standby) => model.at(Standby),
+        (Step::Start { .. } | Step::Reach { .. }, Standby) => model.at(Running),
+        (Step::Start { fails: false } | Step::Reach { fails: false }, _) if model.saved => model.at(Running),
+        // A restore that fails is a start from files.
+        (Step::Start { fails } | Step::Reach { fails }, _) => {
+            let failed = fails && !model.saved;
+            model.only_files(Some(if failed { Failed } else { Running }))
+        }
+        (Step::Pause { fails: false }, Running) => model.at(Standby),
+        (Step::Pause { .. }, _) => model,
+        // Free, if the memory is on disk already.
+        (Step::Hibernate { fails }, Running | Standby) if !fails || model.saved => model.at(Hibernated),
+        (Step::Hibernate { .. }, _) => model,
+        (Step::MakeDurable { fails: false }, Standby) => Model { saved: true, ..model },
+        (Step::MakeDurable { .. }, _) => model,
+        (Step::Stop { .. }, Stopped) => model,
+        (Step::Stop { .. }, Failed | Hibernated) if ephemeral => model.only_files(None),
+        (Step::Stop { fails: true }, Failed | Hibernated) => model.without_box(Some(Failed)),
+        // To be deleted: it is not thawed for that.
+        (Step::Stop { fails: true }, _) if ephemeral => model.without_box(Some(Failed)),
+        (Step::Stop { fails: true }, _) => model.only_files(Some(Failed)),
+        (Step::Stop { fails: false }, _) => model.only_files(ended),
+        (Step::Delete { fails: true }, _) => model.without_box(Some(Failed)),
+        (Step::Delete { fails: false }, _) => model.only_files(None),
+        (Step::Reboot, Standby) if model.saved => model.at(Hibernated),
+        (Step::BoxEnds | Step::Reboot, Running | Standby) => model.only_files(ended),
+        (Step::Restart, Standby) => model.at(Standby),
+        (Step::BoxEnds | Step::Reboot | Step::Restart | Step::StoreFails, _) => model,
+    }
+}
+
+/// Declares the fault that the step is to meet, only where it strikes, so that none is left for a later
+/// step. Gives whether the answer is an error.
+fn declare(world: &World, step: Step, model: Model, lifetime: Lifetime) -> bool {
+    use State::{Failed, Hibernated, Running, Standby, Stopped};
+    let engine = &world.engine;
+    let state = model.state.expect("an agent");
+    match (step, state) {
+        (Step::Start { fails: true } | Step::Reach { fails: true }, Standby) => {
+            engine.fail_next_thaw("declared");
+        }
+        (Step::Start { fails: true } | Step::Reach { fails: true }, Stopped | Failed | Hibernated) => {
+            if model.saved {
+                engine.fail_next_restore("declared");
+                return false;
+            }
+            engine.fail_next_start("declared");
+        }
+        (Step::Stop { fails: true }, Running | Standby | Hibernated | Failed) => {
+            let swept = lifetime == Lifetime::Ephemeral && matches!(state, Failed | Hibernated);
+            if swept {
+                return false;
+            }
+            engine.fail_next_stop("declared");
+        }
+        (Step::Delete { fails: true }, _) => world.homes.fail_next_delete("declared"),
+        (Step::Pause { fails: true }, Running) => engine.fail_next_freeze("declared"),
+        (Step::Pause { .. } | Step::Hibernate { .. }, Stopped | Failed) => {}
+        (Step::Hibernate { fails: true }, Running) => engine.fail_next_checkpoint("declared"),
+        (Step::Hibernate { fails: true } | Step::MakeDurable { fails: true }, Standby) if !model.saved => {
+            engine.fail_next_checkpoint("declared");
+        }
+        _ => return false,
+    }
+    true
 }
 
 async fn live(lifetime: Lifetime, steps: Vec<Step>) {
     let mut world = World::new().await;
     world.create("one", lifetime, false).await.unwrap();
-    let mut model = Some(State::Stopped);
-    for step in steps {
+    let mut model = Model {
+        state: Some(State::Stopped),
+        saved: false,
+        memory: 0,
+    };
+    for (number, step) in (1..).zip(steps) {
         let before = model;
-        model = expected(model, lifetime, step);
         let Some(agent) = world.get("one") else {
-            assert_eq!(before, None);
+            assert_eq!(before.state, None);
             break;
         };
-        // A fault is declared only where it strikes, so that none is left for a later step.
-        let starts = before != Some(State::Running);
-        let stops = before != Some(State::Stopped)
-            && !(lifetime == Lifetime::Ephemeral && before == Some(State::Failed));
-        match step {
-            Step::Start { fails } | Step::Reach { fails } => {
-                if fails && starts {
-                    world.engine.fail_next_start("declared");
-                }
-                let answer = match step {
-                    Step::Start { .. } => agent.start().await,
-                    _ => agent.ensure_running().await,
-                };
-                assert_eq!(answer.is_err(), fails && starts);
-            }
-            Step::Stop { fails } => {
-                if fails && stops {
-                    world.engine.fail_next_stop("declared");
-                }
-                assert_eq!(agent.stop(None).await.is_err(), fails && stops);
-            }
-            Step::Delete { fails } => {
-                if fails {
-                    world.homes.fail_next_delete("declared");
-                }
-                assert_eq!(agent.delete().await.is_err(), fails);
-            }
+        let strikes = declare(&world, step, before, lifetime);
+        model = expected(model, lifetime, step);
+        let answer = match step {
+            Step::Start { .. } => Some(agent.start().await),
+            Step::Reach { .. } => Some(agent.ensure_running().await),
+            Step::Stop { .. } => Some(agent.stop(None).await),
+            Step::Delete { .. } => Some(agent.delete().await),
+            Step::Pause { .. } => Some(agent.pause().await),
+            Step::Hibernate { .. } => Some(agent.hibernate("asked").await),
+            Step::MakeDurable { .. } => Some(agent.make_durable().await),
             Step::BoxEnds => {
-                if before == Some(State::Running) {
+                if world.engine.is_running(&agent.profile.id)
+                    && matches!(before.state, Some(State::Running | State::Standby))
+                {
                     world.engine.kill(&agent.profile.id, "declared");
-                    match model {
+                    match model.state {
                         Some(state) => reaches(&agent, state).await,
                         None => vanishes(&agent).await,
                     }
                 }
+                None
             }
-            Step::Restart => world.restart().await,
+            Step::Restart => {
+                lag::catch_up(&agent).await;
+                world.restart().await;
+                None
+            }
             Step::Reboot => {
+                lag::catch_up(&agent).await;
                 world.engine.reboot();
                 world.restart().await;
-                if let (None, Some(agent)) = (model, world.get("one")) {
+                if let (None, Some(agent)) = (model.state, world.get("one")) {
                     vanishes(&agent).await;
                 }
+                None
             }
             Step::StoreFails => {
-                let state = if before == Some(State::Running) {
-                    State::Stopping
-                } else {
-                    State::Starting
-                };
-                if lifetime == Lifetime::Persistent {
+                let running = before.state == Some(State::Running);
+                let rests = [State::Running, State::Stopped, State::Failed].map(Some);
+                if lifetime == Lifetime::Persistent && rests.contains(&before.state) {
+                    let state = if running { State::Stopping } else { State::Starting };
                     world.store.fail_changes_to(Some(state));
-                    let answer = if before == Some(State::Running) {
+                    let answer = if running {
                         agent.stop(None).await
                     } else {
                         agent.start().await
@@ -126,14 +215,36 @@ async fn live(lifetime: Lifetime, steps: Vec<Step>) {
                     assert!(answer.is_err());
                     world.store.fail_changes_to(None);
                 }
+                None
             }
+        };
+        if let Some(answer) = answer {
+            assert_eq!(answer.is_err(), strikes, "{step:?} in {before:?}: {answer:?}");
         }
+        let now = world.get("one");
         assert_eq!(
-            world.get("one").map(|agent| agent.state()),
-            model,
+            now.as_ref().map(|agent| agent.state()),
+            model.state,
             "after {step:?} in {before:?}"
         );
-        if model != Some(State::Failed) {
+        if let (Some(agent), Some(State::Running | State::Standby)) = (&now, model.state) {
+            let memory = world.engine.memory(&agent.profile.id).unwrap();
+            let expected = if model.memory == 0 {
+                String::new()
+            } else {
+                model.memory.to_string()
+            };
+            assert_eq!(memory, expected, "after {step:?} in {before:?}");
+        }
+        if let Some(agent) = &now {
+            let saved = agent.current_image().is_some();
+            assert_eq!(saved, model.saved, "after {step:?} in {before:?}");
+        }
+        if let (Some(agent), Some(State::Running)) = (&now, model.state) {
+            world.engine.remember(&agent.profile.id, &number.to_string());
+            model.memory = number;
+        }
+        if model.state != Some(State::Failed) {
             world.assert_in_order().await;
         }
     }
@@ -148,6 +259,8 @@ async fn crowd(lifetime: Lifetime, steps: Vec<Step>) {
         let agent = agent.clone();
         world.engine.hold_starts(number % 3 == 0);
         world.engine.hold_stops(number % 4 == 1);
+        world.engine.hold_checkpoints(number % 5 == 2);
+        world.engine.hold_restores(number % 3 == 1);
         match step {
             Step::Start { fails } => {
                 if fails {
@@ -160,6 +273,16 @@ async fn crowd(lifetime: Lifetime, steps: Vec<Step>) {
             }
             Step::Stop { .. } => asking.push(tokio::spawn(async move { drop(agent.stop(None).await) })),
             Step::Delete { .. } => asking.push(tokio::spawn(async move { drop(agent.delete().await) })),
+            Step::Pause { .. } => asking.push(tokio::spawn(async move { drop(agent.pause().await) })),
+            Step::Hibernate { fails } => {
+                if fails {
+                    world.engine.fail_next_checkpoint("declared");
+                }
+                asking.push(tokio::spawn(async move { drop(agent.hibernate("asked").await) }));
+            }
+            Step::MakeDurable { .. } => {
+                asking.push(tokio::spawn(async move { drop(agent.make_durable().await) }));
+            }
             Step::BoxEnds => {
                 if world.engine.is_running(&agent.profile.id) {
                     world.engine.kill(&agent.profile.id, "declared");
@@ -170,14 +293,20 @@ async fn crowd(lifetime: Lifetime, steps: Vec<Step>) {
     }
     world.engine.hold_starts(false);
     world.engine.hold_stops(false);
+    world.engine.hold_checkpoints(false);
+    world.engine.hold_restores(false);
     for task in asking {
         tokio::time::timeout(Duration::from_secs(60), task)
             .await
             .expect("an answer")
             .unwrap();
     }
-    world.registry.shut_down(false, Duration::from_secs(60)).await;
-    if agent.state() != State::Running {
+    world
+        .registry
+        .shut_down(OnShutdown::Leave, Duration::from_secs(60))
+        .await;
+    // A box that ended in the last moment is the next daemon's to find.
+    if !matches!(agent.state(), State::Running | State::Standby) {
         world.assert_in_order().await;
     }
 }

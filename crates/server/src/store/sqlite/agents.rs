@@ -5,7 +5,8 @@ use sqlx::{Sqlite, Transaction};
 
 use super::{AllAgents, Result, SqliteStore, StoreError, database, rows, taken};
 use crate::records::{
-    AgentRecord, BoxChange, Change, EventRecord, NewAgentRecord, Profile, Slots, State, Status,
+    AgentRecord, BoxChange, Change, EventRecord, ImageChange, ImageRecord, NewAgentRecord, Profile, Slots,
+    State, Status, Workspace,
 };
 
 /// Older events are removed now and then, so that no agent's history grows without end.
@@ -58,6 +59,7 @@ impl SqliteStore {
             profile,
             status: new.status.clone(),
             box_record: None,
+            image: None,
         })
     }
 
@@ -87,13 +89,20 @@ impl SqliteStore {
         };
         let updated = sqlx::query(
             "UPDATE agents SET state = ?, reason = ?, since = ?, \
-             box_record = CASE WHEN ? THEN ? ELSE box_record END WHERE id = ?",
+             box_record = CASE WHEN ? THEN ? ELSE box_record END, \
+             image = CASE ? WHEN 'clear' THEN NULL WHEN 'stale' THEN json_set(image, '$.current', json('false')) \
+             ELSE image END WHERE id = ?",
         )
         .bind(to.state.as_str())
         .bind(&to.reason)
         .bind(to.since)
         .bind(set)
         .bind(record)
+        .bind(match change.image {
+            ImageChange::Keep => "keep",
+            ImageChange::Stale => "stale",
+            ImageChange::Clear => "clear",
+        })
         .bind(change.agent.as_str())
         .execute(&mut *tx)
         .await
@@ -108,6 +117,22 @@ impl SqliteStore {
         tx.commit().await.map_err(database(DOING))
     }
 
+    pub(super) async fn do_set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()> {
+        let updated = sqlx::query("UPDATE agents SET image = ? WHERE id = ?")
+            .bind(image.map(json))
+            .bind(agent.as_str())
+            .execute(&self.writer)
+            .await
+            .map_err(database("recorded a memory image"))?;
+        if updated.rows_affected() == 0 {
+            return Err(StoreError::NotFound {
+                kind: "agent",
+                name: agent.to_string(),
+            });
+        }
+        Ok(())
+    }
+
     pub(super) async fn do_delete_agent(&self, id: &Id) -> Result<()> {
         sqlx::query("DELETE FROM agents WHERE id = ?")
             .bind(id.as_str())
@@ -117,13 +142,51 @@ impl SqliteStore {
         Ok(())
     }
 
-    pub(super) async fn newest_events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>> {
+    pub(super) async fn newest_events_of(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>> {
         let rows = sqlx::query("SELECT * FROM events WHERE agent = ? ORDER BY seq DESC LIMIT ?")
             .bind(agent.as_str())
             .bind(limit)
             .fetch_all(&self.readers)
             .await
             .map_err(database("read the events"))?;
+        Ok(rows::readable(&rows, rows::event))
+    }
+
+    pub(super) async fn newest_events_of_all(
+        &self,
+        workspace: &Workspace,
+        limit: u32,
+    ) -> Result<Vec<EventRecord>> {
+        let rows = sqlx::query(
+            "SELECT events.* FROM events JOIN agents ON agents.id = events.agent \
+             WHERE agents.workspace = ? ORDER BY seq DESC LIMIT ?",
+        )
+        .bind(workspace.as_str())
+        .bind(limit)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(database("read the events"))?;
+        Ok(rows::readable(&rows, rows::event))
+    }
+
+    pub(super) async fn do_events_after(
+        &self,
+        workspace: &Workspace,
+        agent: Option<&Id>,
+        seq: i64,
+        limit: u32,
+    ) -> Result<Vec<EventRecord>> {
+        let rows = sqlx::query(
+            "SELECT events.* FROM events JOIN agents ON agents.id = events.agent \
+             WHERE seq > ?1 AND agents.workspace = ?2 AND (?3 IS NULL OR agent = ?3) ORDER BY seq LIMIT ?4",
+        )
+        .bind(seq)
+        .bind(workspace.as_str())
+        .bind(agent.map(Id::as_str))
+        .bind(limit)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(database("read the events"))?;
         Ok(rows::readable(&rows, rows::event))
     }
 

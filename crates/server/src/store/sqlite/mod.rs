@@ -13,10 +13,12 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
-    AgentRecord, Change, EventRecord, KeyRecord, NewAgentRecord, Slots, TemplateRecord, Workspace,
+    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Slots,
+    TemplateRecord, Workspace,
 };
 
 mod agents;
+mod holds;
 mod keys;
 mod rows;
 mod templates;
@@ -93,12 +95,42 @@ impl Store for SqliteStore {
         self.do_change_state(change).await
     }
 
+    async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()> {
+        self.do_set_image(agent, image).await
+    }
+
     async fn delete_agent(&self, id: &Id) -> Result<()> {
         self.do_delete_agent(id).await
     }
 
     async fn events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>> {
-        self.newest_events(agent, limit).await
+        self.newest_events_of(agent, limit).await
+    }
+
+    async fn events_after(
+        &self,
+        workspace: &Workspace,
+        agent: Option<&Id>,
+        seq: i64,
+        limit: u32,
+    ) -> Result<Vec<EventRecord>> {
+        self.do_events_after(workspace, agent, seq, limit).await
+    }
+
+    async fn newest_events(&self, workspace: &Workspace, limit: u32) -> Result<Vec<EventRecord>> {
+        self.newest_events_of_all(workspace, limit).await
+    }
+
+    async fn insert_hold(&self, hold: &HoldRecord) -> Result<()> {
+        self.do_insert_hold(hold).await
+    }
+
+    async fn holds(&self) -> Result<Vec<HoldRecord>> {
+        self.all_holds().await
+    }
+
+    async fn delete_hold(&self, id: &Id) -> Result<()> {
+        self.do_delete_hold(id).await
     }
 
     async fn insert_template(&self, template: &TemplateRecord) -> Result<Option<Id>> {

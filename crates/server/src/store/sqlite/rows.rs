@@ -9,8 +9,8 @@ use sqlx::sqlite::SqliteRow;
 
 use super::{Result, StoreError};
 use crate::records::{
-    AgentRecord, AgentSpec, EventRecord, KeyRecord, Lifetime, Profile, State, Status, TemplateRecord,
-    Workspace,
+    AgentRecord, AgentSpec, EventRecord, HoldRecord, KeyRecord, Lifetime, Profile, State, Status,
+    TemplateRecord, Workspace,
 };
 
 /// Reads the columns of one row and collects what is wrong with them.
@@ -84,6 +84,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
     };
     let reason: String = columns.get("reason").unwrap_or_default();
     let box_json: Option<String> = columns.get("box_record").flatten();
+    let image_json: Option<String> = columns.get("image").flatten();
     let mut status = Status {
         state: State::Failed,
         reason,
@@ -98,6 +99,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
         spec: columns.json("spec").unwrap_or(AgentSpec {
             limits: nothing,
             env: Default::default(),
+            sleep: Default::default(),
         }),
         defaults: columns.json("defaults").unwrap_or_default(),
         slot: columns.unsigned("slot").unwrap_or(u32::MAX),
@@ -106,12 +108,17 @@ pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
         damage: columns.damage(),
         id,
     };
-    // State and box are of the moment: if they cannot be read, the agent starts anew from its
+    // State, box and image are of the moment: if they cannot be read, the agent starts anew from its
     // files. The rest is what it starts from.
     let mut columns = Columns::of(row);
     let box_record = box_json.and_then(|json| {
         serde_json::from_str(&json)
             .map_err(|error| columns.note("box_record", &error.to_string()))
+            .ok()
+    });
+    let image = image_json.and_then(|json| {
+        serde_json::from_str(&json)
+            .map_err(|error| columns.note("image", &error.to_string()))
             .ok()
     });
     if let Some(state) = columns.parse("state") {
@@ -137,6 +144,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
         profile,
         status,
         box_record,
+        image,
     })
 }
 
@@ -155,6 +163,20 @@ pub(super) fn event(row: &SqliteRow) -> Result<EventRecord> {
         })
     })();
     record.ok_or_else(|| damaged("event", row, columns))
+}
+
+pub(super) fn hold(row: &SqliteRow) -> Result<HoldRecord> {
+    let mut columns = Columns::of(row);
+    let record = (|| {
+        Some(HoldRecord {
+            id: columns.parse("id")?,
+            agent: columns.parse("agent")?,
+            reason: columns.get("reason")?,
+            made: columns.get("made")?,
+            until: columns.get("until")?,
+        })
+    })();
+    record.ok_or_else(|| damaged("hold", row, columns))
 }
 
 pub(super) fn template(row: &SqliteRow) -> Result<TemplateRecord> {

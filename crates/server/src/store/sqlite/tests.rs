@@ -2,7 +2,7 @@ use sqlx::Executor as _;
 use tempfile::TempDir;
 
 use super::SqliteStore;
-use crate::records::{BoxChange, Change, State, Status};
+use crate::records::{BoxChange, Change, ImageChange, State, Status};
 use crate::store::Store as _;
 use crate::store::conformance::{SLOTS, conformance, new_agent};
 
@@ -68,6 +68,7 @@ async fn a_damaged_row_is_named_and_hurts_no_other() {
         to: &status,
         millis: None,
         box_record: BoxChange::Clear,
+        image: ImageChange::Keep,
     };
     store.change_state(&change).await.unwrap();
     assert_eq!(store.agents().await.unwrap().readable[2].status, status);
@@ -108,6 +109,7 @@ async fn old_events_are_forgotten_and_a_thousand_kept() {
         to: &status,
         millis: None,
         box_record: BoxChange::Keep,
+        image: ImageChange::Keep,
     };
     for _ in 0..64 {
         store.change_state(&change).await.unwrap();

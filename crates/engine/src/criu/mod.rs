@@ -1,0 +1,198 @@
+//! Memory images by CRIU.
+//!
+//! CRIU is a program of its own that speaks RPC over a socket. It runs through the launcher, which gives it a mount
+//! namespace in which the home is mounted as the box sees it, and a /run where CRIU finds what it learned of this kernel.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use crate::launch::{self, Job, Preparation, Report, Spec};
+use crate::packet::PacketSocket;
+use crate::{EngineError, Result};
+
+mod find;
+pub(crate) mod manifest;
+mod rpc;
+
+pub use find::find;
+pub(crate) use find::{is_self_test, self_test_process};
+
+/// CRIU's own log, in its working directory.
+const LOG: &str = "criu.log";
+
+/// A CRIU that was seen to work on this host.
+#[derive(Debug, Clone)]
+pub struct Criu {
+    /// Program and first arguments: a private copy is started through its own dynamic linker.
+    pub command: Vec<PathBuf>,
+    pub version: String,
+    /// What CRIU learned of this kernel, so that it need not ask again.
+    knowledge: Option<PathBuf>,
+}
+
+/// Mounts in a box that come from the host, as CRIU names them: where in the box, and where on the host.
+fn external_mounts(in_box: bool) -> Vec<String> {
+    let mut mounts: Vec<(String, String)> = launch::DEVICES
+        .iter()
+        .map(|device| (format!("/dev/{device}"), format!("/dev/{device}")))
+        .collect();
+    mounts.push((
+        dorm_proto::boot::GUEST_PATH.to_owned(),
+        launch::STAGED_GUEST.to_owned(),
+    ));
+    mounts.extend(launch::masked_files().map(|path| (path.to_owned(), "/dev/null".to_owned())));
+    mounts
+        .into_iter()
+        .map(|(inside, outside)| {
+            let key = inside.trim_start_matches('/').replace('/', "-");
+            if in_box {
+                format!("mnt[{inside}]:{key}")
+            } else {
+                format!("mnt[{key}]:{outside}")
+            }
+        })
+        .collect()
+}
+
+impl Criu {
+    /// Writes the memory of the frozen process tree of `pid` to the directory `images`.
+    pub(crate) async fn dump(&self, launcher: &Path, pid: i32, freezer: &Path, images: &Path) -> Result<()> {
+        let failed = || EngineError::io("cannot start criu");
+        let directory = File::open(images).map_err(failed())?;
+        let (socket, theirs) = PacketSocket::pair().map_err(failed())?;
+        let mut process = launch::spawn(launcher, theirs, std::process::Stdio::null()).map_err(failed())?;
+        let owner =
+            dorm_sys::namespace::open(pid, "user").and_then(|ns| dorm_sys::namespace::owner(ns.as_fd()));
+        let user = owner.map_err(failed())?;
+        let spec = Spec {
+            home: PathBuf::new(),
+            uid_base: 0,
+            job: self.job(None, Vec::new(), user),
+        };
+        let done = async {
+            socket
+                .send_json(&Preparation {
+                    join: Vec::new(),
+                    filter: false,
+                })
+                .await
+                .map_err(failed())?;
+            expect(&socket, |r| matches!(r, Report::Prepared)).await?;
+            socket.send_json(&spec).await.map_err(failed())?;
+            expect(&socket, |r| matches!(r, Report::Executing)).await?;
+            let mut options = rpc::Options::new(directory.as_fd(), directory.as_fd());
+            options.pid = Some(pid);
+            options.leave_running = Some(true);
+            options.unprivileged = (user != 0).then_some(true);
+            options.freeze_cgroup = Some(freezer.display().to_string());
+            options.external = external_mounts(true);
+            let dumped = rpc::dump(&socket, options).await;
+            dumped.map_err(|refused| EngineError::CannotCheckpoint(self.reason(images, refused)))
+        }
+        .await;
+        drop(socket);
+        let _ = process.wait().await;
+        done
+    }
+
+    /// Has the launcher behind `socket` bring back what `images` holds, on the home of `spec`.
+    pub(crate) async fn restore<'a>(
+        &'a self,
+        socket: &'a PacketSocket,
+        spec: &Spec,
+        images: &Path,
+        work: &'a Path,
+    ) -> Result<Restoring<'a>> {
+        let failed = || EngineError::io("cannot start criu");
+        let directory = File::open(images).map_err(failed())?;
+        let work_directory = File::open(work).map_err(failed())?;
+        socket.send_json(spec).await.map_err(failed())?;
+        expect(socket, |r| matches!(r, Report::Executing)).await?;
+        let mut options = rpc::Options::new(directory.as_fd(), work_directory.as_fd());
+        options.root = Some(launch::STAGED_ROOT.to_owned());
+        options.rst_sibling = Some(true);
+        options.notify_scripts = Some(true);
+        options.external = external_mounts(false);
+        let call = rpc::restore(socket, options).await;
+        let call = call.map_err(|refused| EngineError::BadImage(self.reason(work, refused)))?;
+        Ok(Restoring {
+            criu: self,
+            call,
+            work,
+            _open: [directory, work_directory],
+        })
+    }
+
+    pub(crate) fn job(&self, guest: Option<PathBuf>, join: Vec<PathBuf>, user: u32) -> Job {
+        Job::Criu {
+            command: self.command.clone(),
+            knowledge: self.knowledge.clone(),
+            guest,
+            join,
+            user,
+        }
+    }
+
+    fn reason(&self, work: &Path, refused: rpc::Refused) -> String {
+        rpc::errors(&work.join(LOG)).unwrap_or(match refused.0.as_str() {
+            "" => "criu gave no reason".to_owned(),
+            reason => reason.to_owned(),
+        })
+    }
+}
+
+/// A restore under way.
+pub(crate) struct Restoring<'a> {
+    criu: &'a Criu,
+    call: rpc::Call<'a>,
+    work: &'a Path,
+    /// CRIU opens them through this process.
+    _open: [File; 2],
+}
+
+impl Restoring<'_> {
+    /// Waits for the namespaces and gives the pid of process 1 in them.
+    pub(crate) async fn namespaces(&self) -> Result<i32> {
+        match self.call.next().await {
+            Ok(rpc::Progress::Namespaces(pid)) => Ok(pid),
+            Ok(rpc::Progress::Done { .. }) => Err(EngineError::BadImage(
+                "it has no namespaces of its own".to_owned(),
+            )),
+            Err(refused) => Err(self.refused(refused)),
+        }
+    }
+
+    /// Lets CRIU go on, and gives the pid of process 1 when the box runs.
+    pub(crate) async fn finish(&self) -> Result<i32> {
+        self.call.go_on().await.map_err(|refused| self.refused(refused))?;
+        loop {
+            match self.call.next().await {
+                Ok(rpc::Progress::Done { pid: Some(pid) }) => return Ok(pid),
+                Ok(rpc::Progress::Done { pid: None }) => {
+                    return Err(EngineError::BadImage("no process came back".to_owned()));
+                }
+                Ok(rpc::Progress::Namespaces(_)) => {
+                    self.call.go_on().await.map_err(|refused| self.refused(refused))?;
+                }
+                Err(refused) => return Err(self.refused(refused)),
+            }
+        }
+    }
+
+    fn refused(&self, refused: rpc::Refused) -> EngineError {
+        EngineError::BadImage(self.criu.reason(self.work, refused))
+    }
+}
+
+async fn expect(socket: &PacketSocket, wanted: fn(&Report) -> bool) -> Result<()> {
+    let failed = || EngineError::io("cannot start criu");
+    let packet = socket.receive().await.map_err(failed())?;
+    match serde_json::from_slice(&packet) {
+        Ok(report) if wanted(&report) => Ok(()),
+        Ok(Report::Failed(reason)) => Err(failed()(std::io::Error::other(reason))),
+        other => Err(failed()(std::io::Error::other(format!(
+            "the launcher said {other:?}"
+        )))),
+    }
+}

@@ -1,0 +1,89 @@
+//! Homes at an instant.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+
+use dorm_sys::btrfs;
+
+use super::Pool;
+use crate::{EngineError, Id, Result};
+
+impl Pool {
+    pub(super) fn take_snapshot(&self, id: &Id, snapshot: &Id) -> Result<()> {
+        let home = self.open_home(id)?;
+        let into = self.directory("snapshots")?;
+        btrfs::snapshot(home.as_fd(), into.as_fd(), OsStr::new(snapshot.as_str()), true)
+            .map_err(self.no_space_or("cannot take the snapshot"))
+    }
+
+    /// Makes a writable copy of a snapshot as `name` in one of the pool's directories.
+    pub(super) fn copy_snapshot(&self, snapshot: &Id, directory: &str, name: &str, disk: u64) -> Result<()> {
+        let source = match File::open(self.filesystem.root.join("snapshots").join(snapshot.as_str())) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(EngineError::NoHome(snapshot.clone()));
+            }
+            opened => opened.map_err(EngineError::io("cannot open the snapshot"))?,
+        };
+        let into = self.directory(directory)?;
+        btrfs::snapshot(source.as_fd(), into.as_fd(), OsStr::new(name), false)
+            .map_err(self.no_space_or("cannot copy the snapshot"))?;
+        let copy = self.filesystem.root.join(directory).join(name);
+        let limited = File::open(copy).and_then(|home| self.set_limit_of(&home, disk));
+        limited.map_err(|e| {
+            let _ = btrfs::delete_subvolume(into.as_fd(), OsStr::new(name));
+            EngineError::io("cannot limit the home")(e)
+        })
+    }
+
+    /// Exchanges the home for a copy of the snapshot, in one step.
+    pub(super) fn swap_home(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
+        let failed = || EngineError::io("cannot put the snapshot in the home's place");
+        let incoming = format!("incoming-{id}");
+        let homes = self.directory("homes")?;
+        let _ = btrfs::delete_subvolume(homes.as_fd(), OsStr::new(&incoming));
+        self.copy_snapshot(snapshot, "homes", &incoming, disk)?;
+        rustix::fs::renameat_with(
+            &homes,
+            incoming.as_str(),
+            &homes,
+            id.as_str(),
+            rustix::fs::RenameFlags::EXCHANGE,
+        )
+        .map_err(|e| failed()(e.into()))?;
+        btrfs::sync(&self.filesystem.directory).map_err(failed())?;
+        btrfs::delete_subvolume(homes.as_fd(), OsStr::new(&incoming)).map_err(failed())
+    }
+
+    pub(super) fn home_generation(&self, id: &Id) -> Result<u64> {
+        let home = self.open_home(id)?;
+        let failed = || EngineError::io("cannot tell whether the home changed");
+        // Only what is committed counts.
+        btrfs::sync(&home).map_err(failed())?;
+        btrfs::generation(home.as_fd()).map_err(failed())
+    }
+
+    fn open_home(&self, id: &Id) -> Result<File> {
+        match File::open(self.home_path(id)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(EngineError::NoHome(id.clone())),
+            opened => opened.map_err(EngineError::io("cannot open the home")),
+        }
+    }
+
+    /// Removes what an exchange that did not end has left.
+    pub(super) fn sweep_incoming(&self) {
+        let Ok(homes) = self.directory("homes") else {
+            return;
+        };
+        for entry in fs::read_dir(self.filesystem.root.join("homes"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            if entry.file_name().as_encoded_bytes().starts_with(b"incoming-") {
+                let _ = btrfs::delete_subvolume(homes.as_fd(), &entry.file_name());
+            }
+        }
+    }
+}

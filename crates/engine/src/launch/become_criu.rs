@@ -1,0 +1,78 @@
+//! The launcher as CRIU.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::MountFlags;
+
+use super::{Failure, Report, Spec, Step, bind, report, rootfs};
+
+/// Where a home is mounted for CRIU to restore a box on, in the launcher's own mount namespace.
+pub(crate) const STAGED_ROOT: &str = "/tmp/root";
+/// Where it finds the box's guest.
+pub(crate) const STAGED_GUEST: &str = "/tmp/guest";
+
+pub(super) fn execute(
+    command: &[PathBuf],
+    knowledge: Option<&Path>,
+    guest: Option<&Path>,
+    user: u32,
+    spec: &Spec,
+) -> Result<(), Failure> {
+    use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
+    let knowledge = knowledge.and_then(|path| fs::read(path).ok());
+    dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;
+    let mounts = match guest {
+        Some(guest) => {
+            let home = bind(&spec.home, NODEV, NOSUID).step("bind the home")?;
+            let ids = dorm_sys::namespace::user_namespace(spec.uid_base).step("make a user namespace")?;
+            home.map_ids(ids.as_fd()).step("map the ids of the home")?;
+            Some((
+                home,
+                bind(guest, RDONLY | NOSUID | NODEV, NOEXEC).step("bind the guest")?,
+            ))
+        }
+        None => None,
+    };
+    rootfs::stage().step("make a place for the root filesystem")?;
+    if let Some((home, guest)) = mounts {
+        home.attach(STAGED_ROOT).step("attach the home")?;
+        fs::File::create(STAGED_GUEST).step("attach the guest")?;
+        guest.attach(STAGED_GUEST).step("attach the guest")?;
+    }
+    rustix::mount::mount(
+        "tmpfs",
+        "/run",
+        "tmpfs",
+        MountFlags::NOSUID | MountFlags::NODEV,
+        c"mode=700,size=1m",
+    )
+    .step("mount /run")?;
+    if let Some(knowledge) = knowledge {
+        fs::write("/run/criu.kdat", knowledge).step("hand over what criu knows")?;
+    }
+    std::env::set_current_dir("/").step("leave the staging directory")?;
+    if user != 0 {
+        dorm_sys::confine::become_user_with_capabilities(user)
+            .step("become the owner of the box's namespaces")?;
+    }
+    report(&Report::Executing);
+    Err(exec(command)).step("execute criu")
+}
+
+fn exec(command: &[PathBuf]) -> io::Error {
+    use std::os::unix::process::CommandExt;
+    let Some((program, arguments)) = command.split_first() else {
+        return io::ErrorKind::InvalidInput.into();
+    };
+    std::process::Command::new(program)
+        .args(arguments)
+        .args(["swrk", "0"])
+        .env(
+            "PATH",
+            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        )
+        .exec()
+}

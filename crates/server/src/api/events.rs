@@ -1,0 +1,180 @@
+//! `/v1/events` and `/v1/agents/{agent}/events`: a list, or a stream of server-sent events.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use dorm_engine::Id;
+use futures_util::stream;
+use http::HeaderMap;
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
+use serde::Deserialize;
+use tokio::sync::watch;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::errors::ApiResult;
+use super::extract::{Json, Path, Query};
+use super::state::AppState;
+use super::types::{ErrorBody, Event};
+use crate::records::{EventRecord, Workspace};
+
+/// A comment goes out this often, so that dead connections are noticed.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+const AT_ONCE: u32 = 256;
+
+pub(super) fn router() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new()
+        .routes(routes!(of_all))
+        .routes(routes!(of_one))
+}
+
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct EventsQuery {
+    /// At most so many; 100 if absent, 1000 at most.
+    limit: Option<u32>,
+    /// Go on with new ones, as server-sent events, oldest first. So does `Accept: text/event-stream`.
+    #[serde(default)]
+    follow: bool,
+    /// In a stream: begin after this one. So does the header `Last-Event-ID`.
+    after: Option<i64>,
+}
+
+/// What happened to all agents, newest first, or as a stream
+#[utoipa::path(get, path = "/v1/events", tag = "events", params(EventsQuery),
+    responses((status = 200, body = Vec<Event>)))]
+async fn of_all(
+    State(state): State<AppState>,
+    Extension(workspace): Extension<Workspace>,
+    Query(query): Query<EventsQuery>,
+    headers: HeaderMap,
+) -> ApiResult<Response> {
+    let limit = query.limit.unwrap_or(100).min(1000);
+    let newest = state.store.newest_events(&workspace, limit).await?;
+    answer(state, workspace, None, newest, &query, &headers)
+}
+
+/// What happened to an agent, newest first, or as a stream
+#[utoipa::path(get, path = "/v1/agents/{agent}/events", tag = "events",
+    params(("agent", description = "Name or id"), EventsQuery),
+    responses((status = 200, body = Vec<Event>), (status = 404, body = ErrorBody)))]
+async fn of_one(
+    State(state): State<AppState>,
+    Extension(workspace): Extension<Workspace>,
+    Path(agent): Path<String>,
+    Query(query): Query<EventsQuery>,
+    headers: HeaderMap,
+) -> ApiResult<Response> {
+    let agent = state.registry.get(&workspace, &agent)?;
+    let limit = query.limit.unwrap_or(100).min(1000);
+    let newest = state.store.events(&agent.profile.id, limit).await?;
+    let id = agent.profile.id.clone();
+    answer(state, workspace, Some(id), newest, &query, &headers)
+}
+
+fn answer(
+    state: AppState,
+    workspace: Workspace,
+    agent: Option<Id>,
+    newest: Vec<EventRecord>,
+    query: &EventsQuery,
+    headers: &HeaderMap,
+) -> ApiResult<Response> {
+    let text = |name: http::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let streams = text(ACCEPT).is_some_and(|accept| accept.contains("text/event-stream"));
+    if !query.follow && !streams {
+        let events: Vec<_> = newest.into_iter().map(|event| on_wire(&state, event)).collect();
+        return Ok(Json(events).into_response());
+    }
+    let last_seen = text(http::HeaderName::from_static("last-event-id")).and_then(|id| id.parse().ok());
+    let after = query
+        .after
+        .or(last_seen)
+        .unwrap_or_else(|| newest.last().map_or(0, |oldest| oldest.seq - 1));
+    let following = Following {
+        recorded: state.registry.recorded(),
+        state,
+        workspace,
+        agent,
+        after,
+    };
+    let body = Body::from_stream(stream::unfold(following, Following::next));
+    let kind = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
+    Ok((kind, body).into_response())
+}
+
+fn on_wire(state: &AppState, event: EventRecord) -> Event {
+    let name = match state.registry.by_id(&event.agent) {
+        Some(agent) => agent.profile.name.clone(),
+        None => event.agent.to_string(),
+    };
+    Event {
+        seq: event.seq,
+        agent: event.agent,
+        name,
+        time: event.time,
+        from: event.from.map(|state| state.as_str().to_owned()),
+        to: event.to.as_str().to_owned(),
+        reason: event.reason,
+        millis: event.millis,
+    }
+}
+
+struct Following {
+    state: AppState,
+    workspace: Workspace,
+    agent: Option<Id>,
+    after: i64,
+    recorded: watch::Receiver<u64>,
+}
+
+impl Following {
+    /// The next piece of the stream; none once the daemon ends, or the one agent is gone.
+    async fn next(mut self) -> Option<(Result<Bytes, Infallible>, Self)> {
+        loop {
+            self.recorded.borrow_and_update();
+            let store = &self.state.store;
+            let found = store
+                .events_after(&self.workspace, self.agent.as_ref(), self.after, AT_ONCE)
+                .await;
+            let events = match found {
+                Ok(events) => events,
+                Err(error) => {
+                    tracing::warn!(%error, "a stream of events ends");
+                    return None;
+                }
+            };
+            if let Some(last) = events.last() {
+                self.after = last.seq;
+                let text: String = events.into_iter().map(|event| self.in_text(event)).collect();
+                return Some((Ok(text.into()), self));
+            }
+            if self
+                .agent
+                .as_ref()
+                .is_some_and(|id| self.state.registry.by_id(id).is_none())
+            {
+                return None;
+            }
+            tokio::select! {
+                () = self.state.shutdown.cancelled() => return None,
+                changed = self.recorded.changed() => changed.ok()?,
+                () = tokio::time::sleep(KEEP_ALIVE) => {
+                    return Some((Ok(Bytes::from_static(b": still here\n\n")), self));
+                }
+            }
+        }
+    }
+
+    fn in_text(&self, event: EventRecord) -> String {
+        let event = on_wire(&self.state, event);
+        let json = serde_json::to_string(&event).expect("an event is plain data");
+        format!("id: {}\nevent: transition\ndata: {json}\n\n", event.seq)
+    }
+}

@@ -1,0 +1,247 @@
+use futures_util::StreamExt as _;
+
+use super::*;
+
+#[tokio::test]
+async fn an_agent_is_paused_put_to_disk_and_woken() {
+    let server = Server::new().await;
+    server.create(json!({"name": "demo"})).await;
+    for (verb, state) in [
+        ("pause", "standby"),
+        ("wake", "running"),
+        ("hibernate", "hibernated"),
+        ("pause", "hibernated"),
+        ("wake", "running"),
+        ("pause", "standby"),
+        ("hibernate", "hibernated"),
+        ("stop", "stopped"),
+        ("wake", "running"),
+    ] {
+        let answer = server.post(&format!("/v1/agents/demo/{verb}"), Value::Null).await;
+        assert_eq!(answer.0, StatusCode::OK, "{}", answer.1);
+        assert_eq!(answer.1["state"], state, "after {verb}: {}", answer.1);
+    }
+}
+
+#[tokio::test]
+async fn whatever_reaches_for_a_sleeping_agent_wakes_it() {
+    let server = Server::new().await;
+    server.create(json!({"name": "demo"})).await;
+    for verb in ["pause", "hibernate"] {
+        server.post(&format!("/v1/agents/demo/{verb}"), Value::Null).await;
+        assert_eq!(server.get("/v1/agents/demo/guest/health").await.0, StatusCode::OK);
+        assert_eq!(server.get("/v1/agents/demo").await.1["state"], "running");
+    }
+    assert_eq!(
+        (
+            server.engine.starts(),
+            server.engine.restores(),
+            server.engine.thaws()
+        ),
+        (1, 1, 1)
+    );
+}
+
+#[tokio::test]
+async fn a_hundred_requests_to_a_hibernated_agent_cause_one_wake_and_all_succeed() {
+    let server = Server::new().await;
+    server.create(json!({"name": "demo"})).await;
+    server.post("/v1/agents/demo/hibernate", Value::Null).await;
+    let all = (0..100).map(|_| server.get("/v1/agents/demo/guest/health"));
+    for (status, _) in futures_util::future::join_all(all).await {
+        assert_eq!(status, StatusCode::OK);
+    }
+    assert_eq!(server.engine.restores(), 1);
+}
+
+#[tokio::test]
+async fn an_open_stream_is_cut_when_the_agent_is_put_to_disk() {
+    let server = Server::new().await;
+    server.create(json!({"name": "demo"})).await;
+    let request = server.request(Method::GET, "/v1/agents/demo/guest/endless", Body::empty());
+    let mut body = server.send(request).await.into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "first");
+    let answer = server.post("/v1/agents/demo/hibernate", Value::Null).await;
+    assert_eq!(answer.1["state"], "hibernated", "{}", answer.1);
+    assert!(
+        body.frame().await.unwrap().is_err(),
+        "the stream is cut, not ended"
+    );
+    let agent = server.state.registry.get(&Workspace::default(), "demo").unwrap();
+    assert_eq!(agent.links.count(), 0);
+}
+
+#[tokio::test]
+async fn an_open_stream_stays_open_when_the_agent_is_paused() {
+    let server = Server::new().await;
+    server.create(json!({"name": "demo"})).await;
+    let request = server.request(Method::GET, "/v1/agents/demo/guest/endless", Body::empty());
+    let mut body = server.send(request).await.into_body();
+    body.frame().await.unwrap().unwrap();
+    server.post("/v1/agents/demo/pause", Value::Null).await;
+    let agent = server.state.registry.get(&Workspace::default(), "demo").unwrap();
+    assert_eq!(agent.links.count(), 1);
+}
+
+#[tokio::test]
+async fn what_cannot_be_saved_is_told_with_its_reason() {
+    let server = Server::new().await;
+    server.create(json!({"name": "demo"})).await;
+    server
+        .engine
+        .fail_next_checkpoint("process 7 (node) uses io_uring");
+    let answer = server.post("/v1/agents/demo/hibernate", Value::Null).await;
+    assert_error(&answer, StatusCode::CONFLICT, "conflict");
+    assert!(
+        answer.1["message"]
+            .as_str()
+            .unwrap()
+            .contains("process 7 (node) uses io_uring")
+    );
+    let (_, why) = server.get("/v1/agents/demo/why").await;
+    assert_eq!(why["state"], "running");
+    assert!(
+        why["setback"]["what"].as_str().unwrap().contains("io_uring"),
+        "{why}"
+    );
+    server.engine.cannot_checkpoint("criu is too old");
+    let answer = server.post("/v1/agents/demo/hibernate", Value::Null).await;
+    assert_error(&answer, StatusCode::CONFLICT, "conflict");
+    assert!(answer.1["message"].as_str().unwrap().contains("criu is too old"));
+    server.create(json!({"name": "stopped", "start": false})).await;
+    let answer = server.post("/v1/agents/stopped/pause", Value::Null).await;
+    assert_error(&answer, StatusCode::CONFLICT, "conflict");
+}
+
+#[tokio::test]
+async fn why_says_what_keeps_it_awake_and_what_comes_next() {
+    let server = Server::new().await;
+    server.create(json!({"name": "demo", "standby_after": 60})).await;
+    let (_, why) = server.get("/v1/agents/demo/why").await;
+    assert_eq!(why["next"]["state"], "standby", "{why}");
+    let left = why["next"]["at"].as_i64().unwrap() - now();
+    assert!((50_000..=60_000).contains(&left), "{left}");
+    assert!(
+        why["because"][0].as_str().unwrap().starts_with("it was used"),
+        "{why}"
+    );
+
+    let request = server.request(Method::GET, "/v1/agents/demo/guest/endless", Body::empty());
+    let open = server.send(request).await;
+    let (_, why) = server.get("/v1/agents/demo/why").await;
+    assert_eq!(why["because"][0], "a request or stream is open");
+    assert!(why.get("next").is_none(), "{why}");
+    drop(open);
+
+    server.post("/v1/agents/demo/pause", Value::Null).await;
+    let (_, why) = server.get("/v1/agents/demo/why").await;
+    assert_eq!(
+        (&why["reason"], &why["next"]["state"]),
+        (&json!("asked to pause"), &json!("standby, durable"))
+    );
+    server.post("/v1/agents/demo/hibernate", Value::Null).await;
+    let (_, why) = server.get("/v1/agents/demo/why").await;
+    assert!(
+        why["memory"]
+            .as_str()
+            .unwrap()
+            .starts_with("a memory image on disk"),
+        "{why}"
+    );
+
+    server.create(json!({"name": "always", "keep_awake": true})).await;
+    let (_, why) = server.get("/v1/agents/always/why").await;
+    assert_eq!(why["because"][0], "it is to be kept awake");
+    assert!(why.get("next").is_none(), "{why}");
+}
+
+#[tokio::test]
+async fn holds_are_made_listed_and_released() {
+    let server = Server::new().await;
+    server.create(json!({"name": "demo"})).await;
+    let (status, hold) = server
+        .post(
+            "/v1/agents/demo/holds",
+            json!({"seconds": 3600, "reason": "a demonstration"}),
+        )
+        .await;
+    assert_eq!(status, StatusCode::CREATED, "{hold}");
+    assert_eq!(server.get("/v1/agents/demo/holds").await.1, json!([hold]));
+    assert_eq!(server.get("/v1/holds").await.1, json!([hold]));
+    let (_, why) = server.get("/v1/agents/demo/why").await;
+    assert!(
+        why["because"][0].as_str().unwrap().ends_with("a demonstration"),
+        "{why}"
+    );
+    let one = format!("/v1/agents/demo/holds/{}", hold["id"].as_str().unwrap());
+    assert_eq!(server.delete(&one).await.0, StatusCode::NO_CONTENT);
+    assert_error(&server.delete(&one).await, StatusCode::NOT_FOUND, "not_found");
+    let refused = server.post("/v1/agents/demo/holds", json!({"seconds": -1})).await;
+    assert_error(&refused, StatusCode::BAD_REQUEST, "invalid_argument");
+    server.post("/v1/agents/demo/holds", json!({"seconds": 5})).await;
+    assert_eq!(
+        server.delete("/v1/agents/demo/holds").await.0,
+        StatusCode::NO_CONTENT
+    );
+    assert_eq!(server.get("/v1/holds").await.1, json!([]));
+}
+
+#[tokio::test]
+async fn events_are_followed_as_they_happen() {
+    let server = Server::new().await;
+    server.create(json!({"name": "demo"})).await;
+    let request = server.request(Method::GET, "/v1/events?follow=true", Body::empty());
+    let response = server.send(request).await;
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let mut stream = response.into_body().into_data_stream();
+    let mut seen = String::new();
+    let mut step = 0;
+    while !seen.contains(r#""to":"hibernated""#) {
+        if seen.contains(r#""to":"running""#) && step == 0 {
+            step = 1;
+            server.post("/v1/agents/demo/hibernate", Value::Null).await;
+        }
+        let piece = stream.next().await.unwrap().unwrap();
+        seen.push_str(std::str::from_utf8(&piece).unwrap());
+    }
+    let events: Vec<Value> = seen
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .map(|json| serde_json::from_str(json).unwrap())
+        .collect();
+    let states: Vec<_> = events.iter().map(|event| event["to"].as_str().unwrap()).collect();
+    assert_eq!(states, ["starting", "running", "hibernating", "hibernated"]);
+    assert!(events.iter().all(|event| event["name"] == "demo"));
+    assert_eq!(events[3]["reason"], "asked to hibernate");
+    assert!(events[3]["millis"].is_i64());
+
+    let after = events[1]["seq"].as_i64().unwrap();
+    let path = format!("/v1/agents/demo/events?follow=true&after={after}");
+    let response = server
+        .send(server.request(Method::GET, &path, Body::empty()))
+        .await;
+    let piece = response
+        .into_body()
+        .into_data_stream()
+        .next()
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(piece.starts_with(format!("id: {}", after + 1).as_bytes()));
+}
+
+#[tokio::test]
+async fn a_list_with_usage_says_what_agents_hold() {
+    let server = Server::new().await;
+    server.create(json!({"name": "a"})).await;
+    server.create(json!({"name": "b"})).await;
+    server.post("/v1/agents/b/hibernate", Value::Null).await;
+    let (_, list) = server.get("/v1/agents?usage=true").await;
+    assert_eq!(list[0]["memory_used"], 4 << 20, "{list}");
+    assert!(list[0]["idle"].is_f64());
+    assert_eq!(
+        (&list[1]["memory_used"], &list[1]["durable"]),
+        (&json!(0), &json!(true))
+    );
+    assert!(list[1]["disk_used"].as_u64().unwrap() >= 4096);
+}

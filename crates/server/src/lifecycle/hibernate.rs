@@ -1,0 +1,104 @@
+//! `hibernating`: from a box to an image of its memory, without anything being let go before the image
+//! is whole, on disk and recorded.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dorm_engine::Id;
+
+use super::decide::Rest;
+use super::transition::Setback;
+use super::{Agent, Trouble, images, standby};
+use crate::faults::Point;
+use crate::records::{ImageRecord, now};
+
+pub(super) async fn hibernate(agent: &Arc<Agent>, from: Rest) -> Result<(), Setback> {
+    let ctx = &agent.ctx;
+    let saved = save(agent).await;
+    if let Err(trouble) = saved {
+        return Err(match from {
+            Rest::Standby => Setback::at(Rest::Standby, trouble),
+            Rest::Running | Rest::Stopped | Rest::Hibernated | Rest::Failed => {
+                standby::thawed_again(agent, trouble).await
+            }
+        });
+    }
+    // Frozen still, and its memory is on disk: nothing is lost with the processes.
+    let stopped = ctx.engine.stop(&agent.profile.id, Duration::ZERO).await;
+    stopped.map_err(|error| Setback::at(Rest::Failed, Trouble::engine("be put to disk")(error)))?;
+    let gone = ctx.faults.reach(Point::HibernateBoxGone).await;
+    gone.map_err(|fault| Setback::at(Rest::Failed, fault.into()))
+}
+
+/// Up to the point of no return.
+async fn save(agent: &Arc<Agent>) -> Result<(), Trouble> {
+    agent.ctx.faults.reach(Point::HibernateRecorded).await?;
+    if agent.current_image().is_none() {
+        keep(agent).await?;
+    }
+    agent.ctx.faults.reach(Point::HibernateImageRecorded).await?;
+    Ok(())
+}
+
+/// The memory of a box in standby goes to disk; the box stays as it is.
+pub(super) async fn make_durable(agent: &Arc<Agent>) -> Result<(), Setback> {
+    if agent.current_image().is_some() {
+        return Ok(());
+    }
+    keep(agent)
+        .await
+        .map_err(|trouble| Setback::at(Rest::Standby, trouble))
+}
+
+/// Freezes the box and writes its memory, with the generation of the home at the same instant.
+async fn keep(agent: &Arc<Agent>) -> Result<(), Trouble> {
+    let kept = write(agent).await;
+    if let Err(trouble) = &kept {
+        agent.note_setback(format!("its memory could not be saved: {}", trouble.in_full()));
+        agent.set_unsavable(true);
+    }
+    kept
+}
+
+async fn write(agent: &Arc<Agent>) -> Result<(), Trouble> {
+    const VERB: &str = "have its memory saved";
+    let (ctx, id) = (&agent.ctx, &agent.profile.id);
+    ctx.engine.can_checkpoint().map_err(Trouble::NoImages)?;
+    agent.links.cut().await;
+    ctx.engine.freeze(id).await.map_err(Trouble::engine(VERB))?;
+    ctx.faults.reach(Point::ImageFrozen).await?;
+    let generation = ctx.homes.generation(id).await.map_err(Trouble::engine(VERB))?;
+    let image = Id::random();
+    let path = images::new_path(agent, &image)
+        .await
+        .map_err(Trouble::disk(VERB))?;
+    let made = ctx
+        .engine
+        .checkpoint(id, &path)
+        .await
+        .map_err(Trouble::engine(VERB))?;
+    let record = ImageRecord {
+        id: image.clone(),
+        generation,
+        size: made.size,
+        made: now(),
+        current: true,
+    };
+    let recorded = match ctx.faults.reach(Point::ImageMade).await {
+        Ok(()) => ctx
+            .store
+            .set_image(id, Some(&record))
+            .await
+            .map_err(Trouble::from),
+        Err(fault) => Err(fault.into()),
+    };
+    if let Err(trouble) = recorded {
+        images::discard(agent, &image).await;
+        return Err(trouble);
+    }
+    if let Some(old) = agent.set_image(Some(record)) {
+        images::discard(agent, &old.id).await;
+    }
+    ctx.faults.reach(Point::ImageRecorded).await?;
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! When is it time? A pure function of what is known of an agent, for the watcher and for `dorm why`.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::config::Standby;
+use crate::records::{Sleep, State};
+
+/// When this agent goes to sleep; `None` is never.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    pub standby: Option<Duration>,
+    pub durable: Option<Duration>,
+    pub hibernate: Option<Duration>,
+}
+
+impl Times {
+    pub fn of(sleep: &Sleep, defaults: &Standby) -> Self {
+        if sleep.keep_awake {
+            return Self {
+                standby: None,
+                durable: None,
+                hibernate: None,
+            };
+        }
+        let time = |own: Option<u64>, default: Duration| {
+            let time = own.map_or(default, Duration::from_millis);
+            (!time.is_zero()).then_some(time)
+        };
+        Self {
+            standby: time(sleep.standby_after, defaults.after),
+            durable: time(sleep.durable_after, defaults.durable_after),
+            hibernate: time(sleep.hibernate_after, defaults.hibernate_after),
+        }
+    }
+}
+
+/// What is known of an agent.
+#[derive(Debug, Clone, Copy)]
+pub struct View {
+    pub state: State,
+    pub open_requests: usize,
+    /// Nothing was seen of it since.
+    pub quiet_since: Instant,
+    pub held_until: Option<Instant>,
+    /// When it came into standby, if it is there.
+    pub frozen_since: Instant,
+    /// Whether its memory is on disk as it is now.
+    pub saved: bool,
+    /// Whether its memory could be written to disk.
+    pub savable: bool,
+    /// When its CPU time was last read, since it is quiet.
+    pub sampled: Option<Instant>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Not before something changes.
+    Nothing,
+    /// Look again then.
+    Wait(Instant),
+    /// Read how much CPU it has used.
+    Sample,
+    /// Nothing reached for it for long enough: does it work by itself?
+    Judge,
+    MakeDurable,
+    Hibernate,
+}
+
+/// What to do about the agent now.
+pub fn step(view: &View, times: &Times, now: Instant) -> Step {
+    match view.state {
+        State::Running => awake(view, times, now),
+        State::Standby => asleep(view, times, now),
+        State::Stopped
+        | State::Starting
+        | State::Freezing
+        | State::Hibernating
+        | State::Hibernated
+        | State::Waking
+        | State::Stopping
+        | State::Failed
+        | State::Deleting => Step::Nothing,
+    }
+}
+
+fn awake(view: &View, times: &Times, now: Instant) -> Step {
+    let Some(after) = times.standby else {
+        return Step::Nothing;
+    };
+    if let Some(until) = view.held_until
+        && until > now
+    {
+        return Step::Wait(until);
+    }
+    if view.open_requests > 0 {
+        return Step::Wait(now + after / 4);
+    }
+    let (half, end) = (view.quiet_since + after / 2, view.quiet_since + after);
+    match view.sampled {
+        None if now < half => Step::Wait(half),
+        None => Step::Sample,
+        // What was used is seen only over some time.
+        Some(sampled) if now < end.max(sampled + after / 2) => Step::Wait(end.max(sampled + after / 2)),
+        Some(_) => Step::Judge,
+    }
+}
+
+fn asleep(view: &View, times: &Times, now: Instant) -> Step {
+    if let Some(until) = view.held_until
+        && until > now
+    {
+        return Step::Wait(until);
+    }
+    if !view.saved && !view.savable {
+        return Step::Nothing;
+    }
+    if let Some(after) = times.hibernate
+        && now >= view.frozen_since + after
+    {
+        return Step::Hibernate;
+    }
+    let durable = times.durable.filter(|_| !view.saved);
+    // A stream that a pause has left open would be cut.
+    if view.open_requests > 0 {
+        let hibernate = times.hibernate.map(|after| view.frozen_since + after);
+        return hibernate.map_or(Step::Nothing, Step::Wait);
+    }
+    match durable {
+        Some(after) if now >= view.frozen_since + after => return Step::MakeDurable,
+        _ => {}
+    }
+    let next = durable.into_iter().chain(times.hibernate).min();
+    next.map_or(Step::Nothing, |after| Step::Wait(view.frozen_since + after))
+}

@@ -1,0 +1,120 @@
+//! What the watcher does that takes time: it looks at a box, and asks drivers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Inbox, News, Sample};
+use crate::guest_client::GuestClient;
+use crate::lifecycle::{Agent, Trouble};
+
+/// A guest that does not answer by then is left in peace.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The template's own start command: a service, not work.
+const SERVICE: &str = "start";
+
+pub(super) async fn sample(agent: Arc<Agent>, tell: Inbox) {
+    let quiet_since = agent.quiet_since();
+    let sample = match agent.ctx.engine.stats(&agent.profile.id).await {
+        Ok(stats) => Some(Sample {
+            taken: Instant::now(),
+            cpu_usec: stats.cpu_usec,
+            quiet_since,
+        }),
+        Err(error) => {
+            tracing::debug!(agent = %agent.profile.name, %error, "could not be measured");
+            agent.touch();
+            None
+        }
+    };
+    let _ = tell.send(News::Sampled(agent.profile.id.clone(), sample));
+}
+
+/// Asks for sleep if the box does nothing; `cpu` is the part of a core below which it does nothing.
+pub(super) async fn judge(agent: Arc<Agent>, first: Sample, after: Duration, cpu: f64, tell: Inbox) {
+    match working(&agent, first, cpu).await {
+        Some(what) => {
+            agent.note_work(what);
+            agent.touch();
+        }
+        None => {
+            let why = format!("idle for {}", in_words(after));
+            match agent.idle(why).await {
+                Ok(()) | Err(Trouble::InUse | Trouble::Refused(_) | Trouble::NotFound(_)) => {}
+                Err(trouble) => {
+                    tracing::warn!(agent = %agent.profile.name, reason = %trouble.in_full(), "could not be put to standby");
+                    agent.touch();
+                }
+            }
+        }
+    }
+    let _ = tell.send(News::Sampled(agent.profile.id.clone(), None));
+}
+
+/// What it works on, in words.
+async fn working(agent: &Arc<Agent>, first: Sample, cpu: f64) -> Option<String> {
+    let engine = &agent.ctx.engine;
+    let Ok(stats) = engine.stats(&agent.profile.id).await else {
+        return Some("it cannot be measured".to_owned());
+    };
+    let used = Duration::from_micros(stats.cpu_usec.saturating_sub(first.cpu_usec));
+    let part = used.as_secs_f64() / first.taken.elapsed().as_secs_f64().max(0.001);
+    if part > cpu {
+        return Some(format!("its processes use {:.0} % of a core", part * 100.0));
+    }
+    let guest = GuestClient::new(engine.clone(), agent.profile.id.clone());
+    let runs = match tokio::time::timeout(PATIENCE, guest.runs()).await {
+        Ok(Ok(runs)) => runs,
+        Ok(Err(error)) => {
+            tracing::debug!(agent = %agent.profile.name, %error, "its guest did not say what runs");
+            return Some("its guest does not answer".to_owned());
+        }
+        Err(_) => return Some("its guest does not answer".to_owned()),
+    };
+    let at_work: Vec<_> = runs
+        .into_iter()
+        .filter(|run| run.tag.as_deref() != Some(SERVICE))
+        .map(|run| run.run_id)
+        .collect();
+    match at_work.as_slice() {
+        [] => None,
+        [one] => Some(format!("run {one} is in progress")),
+        several => Some(format!("{} runs are in progress", several.len())),
+    }
+}
+
+pub(super) async fn make_durable(agent: Arc<Agent>, tell: Inbox) {
+    said(&agent, agent.make_durable().await);
+    let _ = tell.send(News::Done(agent.profile.id.clone()));
+}
+
+pub(super) async fn hibernate(agent: Arc<Agent>, why: String, tell: Inbox) {
+    said(&agent, agent.retire(why).await);
+    let _ = tell.send(News::Done(agent.profile.id.clone()));
+}
+
+/// One after the other: the disk takes no more at once, and each that is gone may be enough.
+pub(super) async fn evict(agents: Vec<Arc<Agent>>, tell: Inbox) {
+    for agent in agents {
+        said(&agent, agent.retire("memory is short".to_owned()).await);
+    }
+    let _ = tell.send(News::Evicted);
+}
+
+fn said(agent: &Arc<Agent>, answer: Result<(), Trouble>) {
+    match answer {
+        Ok(()) | Err(Trouble::InUse | Trouble::NotFound(_) | Trouble::ShuttingDown) => {}
+        Err(trouble) => {
+            tracing::warn!(agent = %agent.profile.name, reason = %trouble.in_full(), "could not be put to disk");
+        }
+    }
+}
+
+pub(super) fn in_words(time: Duration) -> String {
+    match time.as_secs() {
+        0 => format!("{} ms", time.as_millis()),
+        seconds @ 1..=119 => format!("{seconds} s"),
+        seconds => format!("{} min", seconds / 60),
+    }
+}

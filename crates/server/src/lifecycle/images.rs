@@ -1,0 +1,93 @@
+//! Memory images on disk: `DATA/images/<agent>/<image>/`, made and read by the engine alone.
+//!
+//! An image that could not be used is kept beside the others as `<image>.bad`, the newest of them only.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use dorm_engine::Id;
+
+use super::Agent;
+use super::registry::Context;
+
+pub(super) fn path(agent: &Agent, image: &Id) -> PathBuf {
+    folder(&agent.ctx, &agent.profile.id).join(image.as_str())
+}
+
+fn folder(ctx: &Context, agent: &Id) -> PathBuf {
+    ctx.images.join(agent.as_str())
+}
+
+/// Where a new image can be made.
+pub(super) async fn new_path(agent: &Agent, image: &Id) -> io::Result<PathBuf> {
+    tokio::fs::create_dir_all(folder(&agent.ctx, &agent.profile.id)).await?;
+    Ok(path(agent, image))
+}
+
+pub(super) async fn exists(agent: &Agent, image: &Id) -> bool {
+    tokio::fs::try_exists(path(agent, image)).await.unwrap_or(false)
+}
+
+/// What cannot be removed now is removed when the next daemon starts.
+pub(super) async fn discard(agent: &Agent, image: &Id) {
+    remove(&path(agent, image)).await;
+}
+
+async fn remove(path: &Path) {
+    match tokio::fs::remove_dir_all(path).await {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "a memory image could not be removed");
+        }
+        _ => {}
+    }
+}
+
+/// Keeps an image that could not be used, for people to look at.
+pub(super) async fn set_aside(agent: &Agent, image: &Id) {
+    let (from, folder) = (path(agent, image), folder(&agent.ctx, &agent.profile.id));
+    for (name, old) in entries(&folder).await {
+        if name.ends_with(".bad") {
+            remove(&old).await;
+        }
+    }
+    let to = folder.join(format!("{image}.bad"));
+    if let Err(error) = tokio::fs::rename(&from, &to).await {
+        tracing::warn!(path = %from.display(), %error, "a memory image that cannot be used could not be set aside");
+    }
+}
+
+/// All images of an agent.
+pub(super) async fn remove_all(agent: &Agent) {
+    remove(&folder(&agent.ctx, &agent.profile.id)).await;
+}
+
+/// Removes what no record speaks of. `known` are images, `agents` those whose bad images are kept.
+pub(super) async fn sweep(ctx: &Arc<Context>, agents: &HashSet<Id>, known: &HashSet<Id>) {
+    for (owner, folder) in entries(&ctx.images).await {
+        if !owner.parse::<Id>().is_ok_and(|id| agents.contains(&id)) {
+            tracing::info!(folder = %folder.display(), "removing memory images that belong to no agent");
+            remove(&folder).await;
+            continue;
+        }
+        for (name, image) in entries(&folder).await {
+            let keep = name.ends_with(".bad") || name.parse::<Id>().is_ok_and(|id| known.contains(&id));
+            if !keep {
+                tracing::info!(image = %image.display(), "removing a memory image that has no record");
+                remove(&image).await;
+            }
+        }
+    }
+}
+
+async fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
+    let mut found = Vec::new();
+    let Ok(mut reading) = tokio::fs::read_dir(folder).await else {
+        return found;
+    };
+    while let Ok(Some(entry)) = reading.next_entry().await {
+        found.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+    }
+    found
+}

@@ -1,0 +1,73 @@
+//! `freezing` and back: to standby, where a box is in memory and gets no CPU, and out of it.
+
+use std::sync::Arc;
+
+use super::transition::Setback;
+use super::{Agent, Trouble};
+use crate::faults::Point;
+use crate::lifecycle::decide::Rest;
+
+/// The agent is published as `freezing` already, so that whoever comes now waits.
+pub(super) async fn freeze(agent: &Arc<Agent>, if_idle: bool) -> Result<(), Setback> {
+    let (ctx, id) = (&agent.ctx, &agent.profile.id);
+    if if_idle && agent.open_requests() > 0 {
+        return Err(Setback::at(Rest::Running, Trouble::InUse));
+    }
+    // A kept connection would stand in the way of a memory image later.
+    if agent.open_requests() == 0 {
+        agent.links.cut().await;
+    }
+    let frozen = match ctx.faults.reach(Point::FreezeBegun).await {
+        Ok(()) => ctx.engine.freeze(id).await.map_err(Trouble::engine("be paused")),
+        Err(fault) => Err(fault.into()),
+    };
+    let frozen = match frozen {
+        Ok(()) => ctx.faults.reach(Point::FreezeFrozen).await.map_err(Trouble::from),
+        Err(trouble) => Err(trouble),
+    };
+    match frozen {
+        Ok(()) => Ok(()),
+        // Perhaps some of it is frozen.
+        Err(trouble) => Err(thawed_again(agent, trouble).await),
+    }
+}
+
+/// Lets a box go on that could not be put to sleep.
+pub(super) async fn thawed_again(agent: &Arc<Agent>, trouble: Trouble) -> Setback {
+    agent.now_differs_from_image();
+    match agent.ctx.engine.thaw(&agent.profile.id).await {
+        Ok(()) => Setback::at(Rest::Running, trouble),
+        Err(error) => {
+            tracing::error!(agent = %agent.profile.name, %error, "a box could not be thawed again");
+            Setback::at(Rest::Standby, trouble)
+        }
+    }
+}
+
+/// What nobody waits for the disk for.
+pub(super) async fn thaw(agent: &Arc<Agent>) -> Result<(), Setback> {
+    let still = |trouble| Setback::at(Rest::Standby, trouble);
+    let ctx = &agent.ctx;
+    ctx.faults
+        .reach(Point::ThawBegun)
+        .await
+        .map_err(|fault| still(fault.into()))?;
+    // From the first instruction on, the memory is not what the image holds.
+    agent.now_differs_from_image();
+    ctx.engine
+        .thaw(&agent.profile.id)
+        .await
+        .map_err(|error| still(Trouble::engine("wake")(error)))?;
+    match ctx.faults.reach(Point::ThawThawed).await {
+        Ok(()) => Ok(()),
+        Err(fault) => {
+            let frozen = ctx.engine.freeze(&agent.profile.id).await;
+            let left = if frozen.is_ok() {
+                Rest::Standby
+            } else {
+                Rest::Running
+            };
+            Err(Setback::at(left, fault.into()))
+        }
+    }
+}
