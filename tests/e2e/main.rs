@@ -20,7 +20,7 @@ macro_rules! features {
 }
 
 features![
-    agents, api, crash, docs, exec, files, isolation, limits, network, runner, scale, templates
+    agents, api, crash, docs, exec, files, hibernate, isolation, limits, network, runner, scale, templates
 ];
 
 const THREADS: usize = 3;

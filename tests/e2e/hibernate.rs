@@ -1,0 +1,199 @@
+//! An agent's memory and running processes survive: in RAM, on disk, over the daemon's end and the machine's.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::harness::{self, Agent, Server};
+
+harness::tests![
+    a_paused_agent_uses_no_processor_and_wakes_at_the_next_command,
+    a_process_that_holds_a_value_only_in_memory_survives_on_disk,
+    every_cycle_keeps_files_and_memory_of_the_one_before,
+    a_hibernated_agent_survives_the_daemon_and_a_reboot_with_its_memory,
+    a_damaged_memory_image_is_refused_aloud_and_the_files_are_there,
+    a_shell_keeps_its_variables_listeners_and_pipes_their_ends,
+    what_cannot_be_saved_is_named_and_goes_on,
+    a_hibernated_agent_can_be_stopped_and_deleted,
+];
+
+/// A process that counts and holds a secret, both in its memory alone; it answers with them on a unix socket.
+const KEEPER: &str = r#"
+import os, socket, threading, time
+secret = os.urandom(8).hex()
+ballast = bytearray(os.urandom(1 << 20)) * 32
+count = 0
+def tick():
+    global count
+    while True:
+        count += 1
+        time.sleep(0.01)
+threading.Thread(target=tick, daemon=True).start()
+server = socket.socket(socket.AF_UNIX)
+server.bind("/tmp/keeper")
+server.listen()
+while True:
+    peer, _ = server.accept()
+    peer.sendall(f"{secret} {count} {sum(ballast[::4096])}".encode())
+    peer.close()
+"#;
+
+const ASK: &str = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/tmp/keeper'); print(s.recv(200).decode())";
+
+fn until(what: &str, agent: &Agent, script: &str) -> Result<()> {
+    harness::eventually(what, || Ok((agent.sh(script)?.code == 0).then_some(())))
+}
+
+fn keeper(agent: &Agent) -> Result<()> {
+    agent.exec_with(&["-d"], &["python3", "-c", KEEPER])?.succeeded()?;
+    until("the keeper listens", agent, "test -S /tmp/keeper")
+}
+
+/// Secret, count and checksum of the ballast.
+fn ask(agent: &Agent) -> Result<(String, u64, String)> {
+    let text = agent.exec(&["python3", "-c", ASK])?.text()?;
+    let mut words = text.split_whitespace().map(str::to_owned);
+    let mut next = || words.next().context("the keeper said too little");
+    Ok((next()?, next()?.parse()?, next()?))
+}
+
+fn same(before: &(String, u64, String), after: &(String, u64, String)) -> Result<()> {
+    ensure!(after.0 == before.0 && after.2 == before.2, "{before:?} became {after:?}");
+    ensure!(after.1 >= before.1, "the count went back from {} to {}", before.1, after.1);
+    Ok(())
+}
+
+fn hibernate(agent: &Agent) -> Result<()> {
+    agent.server.dorm(&["hibernate", &agent.name])?.succeeded()?;
+    ensure!(agent.state()? == "hibernated", "it is {}", agent.state()?);
+    Ok(())
+}
+
+fn a_paused_agent_uses_no_processor_and_wakes_at_the_next_command() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("paused")?;
+    keeper(&agent)?;
+    let before = ask(&agent)?;
+    server.dorm(&["pause", &agent.name])?.succeeded()?;
+    ensure!(agent.state()? == "standby");
+    let ticks = |agent: &Agent| -> Result<f64> { agent.stats()?["cpu_seconds"].as_f64().context("no cpu time") };
+    let first = ticks(&agent)?;
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    ensure!(ticks(&agent)? == first, "a frozen box used the processor");
+    same(&before, &ask(&agent)?)?;
+    ensure!(agent.state()? == "running");
+    Ok(())
+}
+
+fn a_process_that_holds_a_value_only_in_memory_survives_on_disk() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("keeper")?;
+    keeper(&agent)?;
+    let before = ask(&agent)?;
+    hibernate(&agent)?;
+    same(&before, &ask(&agent)?)
+}
+
+fn every_cycle_keeps_files_and_memory_of_the_one_before() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("cycles")?;
+    keeper(&agent)?;
+    let mut last = ask(&agent)?;
+    for cycle in 0..8 {
+        agent.sh(&format!("echo {cycle} >> ~/cycles"))?.succeeded()?;
+        hibernate(&agent)?;
+        let now = ask(&agent)?;
+        same(&last, &now)?;
+        last = now;
+    }
+    ensure!(agent.sh_text("cat ~/cycles")?.split_whitespace().collect::<String>() == "01234567");
+    Ok(())
+}
+
+fn a_hibernated_agent_survives_the_daemon_and_a_reboot_with_its_memory() -> Result<()> {
+    let server = Server::start()?;
+    let agent = server.agent("rebooted")?;
+    keeper(&agent)?;
+    let before = ask(&agent)?;
+    hibernate(&agent)?;
+    server.kill9()?;
+    server.launch(&[])?;
+    ensure!(agent.state()? == "hibernated");
+    let middle = ask(&agent)?;
+    same(&before, &middle)?;
+    hibernate(&agent)?;
+    server.simulate_reboot()?;
+    server.launch(&[])?;
+    same(&middle, &ask(&agent)?)
+}
+
+fn a_damaged_memory_image_is_refused_aloud_and_the_files_are_there() -> Result<()> {
+    let server = Server::start()?;
+    let agent = server.agent("damaged")?;
+    keeper(&agent)?;
+    agent.sh("echo here > ~/file")?.succeeded()?;
+    hibernate(&agent)?;
+    let images = server.data.join("images").join(&agent.id);
+    let image = fs::read_dir(&images)?.next().context("no image")??.path();
+    let pages = image.join("pages-1.img");
+    let mut bytes = fs::read(&pages)?;
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&pages, bytes)?;
+    ensure!(agent.sh_text("cat ~/file")?.trim() == "here");
+    let why = server.dorm(&["why", &agent.name])?.text()?;
+    ensure!(why.contains("checksum"), "{why}");
+    ensure!(agent.sh("test -S /tmp/keeper && pgrep python3")?.code != 0, "the memory came from a damaged image");
+    Ok(())
+}
+
+fn a_shell_keeps_its_variables_listeners_and_pipes_their_ends() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("shell")?;
+    let script = "x=kept; exec 3> >(cat > /tmp/piped); exec 4> /tmp/unlinked; rm /tmp/unlinked; \
+        echo one >&4; echo ready; until test -e /tmp/go; do sleep 0.05; done; \
+        echo through >&3; echo \"$x\" > /tmp/said; cat /proc/self/fd/4 > /dev/null; echo two >&4 && echo open >> /tmp/said; sleep 0.5";
+    agent.exec_with(&["-d"], &["bash", "-c", script])?.succeeded()?;
+    let listen = "import socket, time; s = socket.create_server(('127.0.0.1', 4711)); \
+        c, _ = s.accept(); c.sendall(b'hello'); c.close(); time.sleep(1)";
+    agent.exec_with(&["-d"], &["python3", "-c", listen])?.succeeded()?;
+    until("the port is open", &agent, "ss -ltn | grep -q 4711")?;
+    hibernate(&agent)?;
+    agent.sh("touch /tmp/go")?.succeeded()?;
+    until("the shell goes on", &agent, "grep -q open /tmp/said")?;
+    ensure!(agent.sh_text("cat /tmp/said")?.split_whitespace().collect::<Vec<_>>() == ["kept", "open"]);
+    until("the pipe carries on", &agent, "grep -q through /tmp/piped")?;
+    let heard = "import socket; print(socket.create_connection(('127.0.0.1', 4711)).recv(9).decode())";
+    ensure!(agent.exec(&["python3", "-c", heard])?.text()?.trim() == "hello");
+    Ok(())
+}
+
+fn what_cannot_be_saved_is_named_and_goes_on() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("unsavable")?;
+    keeper(&agent)?;
+    let holder = "import ctypes, time; q = ctypes.CDLL(None).mq_open(b'/queue', 0o102, 0o600, None); assert q > 0; \
+        open('/tmp/holding', 'w'); time.sleep(600)";
+    agent.exec_with(&["-d"], &["python3", "-c", holder])?.succeeded()?;
+    until("the holder holds", &agent, "test -e /tmp/holding")?;
+    let before = ask(&agent)?;
+    server.dorm(&["hibernate", &agent.name])?.refused(1, &["memory cannot be saved", "goes on as it was"])?;
+    ensure!(agent.state()? == "running", "it is {}", agent.state()?);
+    same(&before, &ask(&agent)?)?;
+    ensure!(server.dorm(&["why", &agent.name])?.text()?.contains("could not be saved"));
+    Ok(())
+}
+
+fn a_hibernated_agent_can_be_stopped_and_deleted() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("dropped")?;
+    keeper(&agent)?;
+    hibernate(&agent)?;
+    agent.stop()?;
+    ensure!(agent.state()? == "stopped");
+    ensure!(agent.sh("pgrep python3")?.code != 0, "a process survived a stop");
+    hibernate(&agent)?;
+    server.dorm(&["rm", "--yes", &agent.name])?.succeeded()?;
+    ensure!(!server.data.join("images").join(&agent.id).exists(), "the image outlived its agent");
+    Ok(())
+}
