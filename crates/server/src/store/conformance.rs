@@ -7,7 +7,8 @@ use dorm_engine::{BoxRecord, Id, Limits};
 use super::{Store, StoreError};
 use crate::records::{
     AgentSpec, BoxChange, Change, HoldRecord, ImageChange, ImageRecord, KeyRecord, Lifetime, NewAgentRecord,
-    Sleep, Slots, State, Status, TemplateDefaults, TemplateRecord, Workspace, now,
+    Sleep, Slots, SnapshotKind, SnapshotRecord, State, Status, TemplateDefaults, TemplateRecord, Workspace,
+    now,
 };
 
 pub(super) const SLOTS: Slots = Slots {
@@ -42,6 +43,8 @@ pub(super) fn new_agent(name: &str) -> NewAgentRecord {
             ..TemplateDefaults::default()
         },
         status: Status::now(State::Stopped, "created"),
+        uid_base: None,
+        image: None,
     }
 }
 
@@ -200,6 +203,7 @@ pub(super) async fn a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_st
         size: 10,
         made: 11,
         current: true,
+        foreign: true,
     };
     let status = Status::now(State::Standby, "");
     let stale = ImageRecord {
@@ -307,6 +311,60 @@ pub(super) async fn events_are_followed_of_one_agent_or_of_a_workspace(store: &d
     let other = Workspace::new("other");
     assert!(store.events_after(&other, None, 0, 100).await.unwrap().is_empty());
     assert!(store.newest_events(&other, 100).await.unwrap().is_empty());
+}
+
+pub(super) async fn snapshots_are_kept_in_order_and_the_agent_is_at_the_last(store: &dyn Store) {
+    let image = ImageRecord {
+        id: Id::random(),
+        generation: 1,
+        size: 2,
+        made: 3,
+        current: true,
+        foreign: true,
+    };
+    let new = NewAgentRecord {
+        uid_base: Some(77),
+        image: Some(image.clone()),
+        ..new_agent("one")
+    };
+    let agent = store.insert_agent(&new, SLOTS).await.unwrap();
+    assert_eq!((agent.profile.uid_base, agent.image.as_ref()), (77, Some(&image)));
+    assert_eq!(
+        store.agents().await.unwrap().readable,
+        std::slice::from_ref(&agent)
+    );
+    let id = &agent.profile.id;
+    let mut snapshots = Vec::new();
+    for (made, kind) in [(1, SnapshotKind::Files), (2, SnapshotKind::Full)] {
+        let snapshot = SnapshotRecord {
+            id: Id::random(),
+            agent: id.clone(),
+            made,
+            label: "before".to_owned(),
+            kind,
+            parent: snapshots.last().map(|last: &SnapshotRecord| last.id.clone()),
+            size: 9,
+        };
+        store.insert_snapshot(&snapshot).await.unwrap();
+        assert_eq!(
+            store.agents().await.unwrap().readable[0].snapshot.as_ref(),
+            Some(&snapshot.id)
+        );
+        snapshots.push(snapshot);
+    }
+    assert_eq!(store.snapshots().await.unwrap(), snapshots);
+    assert_eq!(store.snapshots_of(id).await.unwrap(), snapshots);
+    assert!(store.snapshots_of(&Id::random()).await.unwrap().is_empty());
+    store.move_to_snapshot(id, &snapshots[0].id).await.unwrap();
+    assert_eq!(
+        store.agents().await.unwrap().readable[0].snapshot.as_ref(),
+        Some(&snapshots[0].id)
+    );
+    store.delete_snapshot(&snapshots[0].id).await.unwrap();
+    store.delete_snapshot(&snapshots[0].id).await.unwrap();
+    assert_eq!(store.snapshots().await.unwrap(), snapshots[1..]);
+    store.delete_agent(id).await.unwrap();
+    assert!(store.snapshots().await.unwrap().is_empty());
 }
 
 pub(super) async fn holds_are_listed_and_go_with_their_agent(store: &dyn Store) {
@@ -466,6 +524,7 @@ macro_rules! conformance {
             a_change_of_an_agent_that_is_not_there_is_refused
             events_go_with_their_agent
             events_are_followed_of_one_agent_or_of_a_workspace
+            snapshots_are_kept_in_order_and_the_agent_is_at_the_last
             holds_are_listed_and_go_with_their_agent
             agents_made_at_once_get_different_slots
             a_rebuilt_template_replaces_the_one_of_its_name
