@@ -62,6 +62,7 @@ mod lag;
 mod links;
 mod reconcile;
 mod registry;
+mod rest;
 mod roll_back;
 mod snapshot;
 mod standby;

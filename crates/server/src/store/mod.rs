@@ -14,6 +14,8 @@ use crate::records::{
 #[cfg(test)]
 mod conformance;
 #[cfg(test)]
+mod conformance_sleep;
+#[cfg(test)]
 pub(crate) mod memory;
 mod sqlite;
 
