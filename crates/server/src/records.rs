@@ -195,6 +195,55 @@ pub struct ImageRecord {
     pub made: i64,
     /// Whether it is what the agent's memory is now. A box that goes on makes it stale.
     pub current: bool,
+    /// Made of another agent: whoever wakes from it must be told who it is now.
+    #[serde(default)]
+    pub foreign: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SnapshotKind {
+    /// The home alone.
+    Files,
+    /// The home and the memory, of one instant.
+    Full,
+}
+
+impl SnapshotKind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Files => "files",
+            Self::Full => "full",
+        }
+    }
+}
+
+impl FromStr for SnapshotKind {
+    type Err = UnknownWord;
+
+    fn from_str(s: &str) -> Result<Self, UnknownWord> {
+        match s {
+            "files" => Ok(Self::Files),
+            "full" => Ok(Self::Full),
+            _ => Err(UnknownWord {
+                what: "kind of snapshot",
+                found: s.to_owned(),
+            }),
+        }
+    }
+}
+
+/// An agent at one instant. Its memory image, if any, lies beside the agent's own under the same id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotRecord {
+    pub id: Id,
+    pub agent: Id,
+    pub made: i64,
+    pub label: String,
+    pub kind: SnapshotKind,
+    /// The snapshot that the agent was at before.
+    pub parent: Option<Id>,
+    /// Bytes of its memory image.
+    pub size: u64,
 }
 
 /// Keeps an agent from going to sleep by itself.
@@ -243,6 +292,8 @@ pub struct AgentRecord {
     /// What the engine needs to adopt the box, while there is one.
     pub box_record: Option<BoxRecord>,
     pub image: Option<ImageRecord>,
+    /// The snapshot that it was made at, or rolled back to, last.
+    pub snapshot: Option<Id>,
 }
 
 /// An agent before the store gave it a slot.
@@ -257,6 +308,9 @@ pub struct NewAgentRecord {
     pub spec: AgentSpec,
     pub defaults: TemplateDefaults,
     pub status: Status,
+    /// Host uids that are not those of its slot: a memory image is bound to the ones it was made with.
+    pub uid_base: Option<u32>,
+    pub image: Option<ImageRecord>,
 }
 
 /// Which slots and host uids agents may have.

@@ -101,6 +101,10 @@ impl From<Trouble> for ApiError {
             Trouble::NotFound(_) => {
                 return Self::new(Code::NotFound, trouble.to_string()).hint("`dorm ls` shows the agents");
             }
+            Trouble::NoSnapshot(_) => {
+                return Self::new(Code::NotFound, trouble.to_string())
+                    .hint("`dorm snapshots NAME` shows its snapshots");
+            }
             Trouble::Refused(_) => Self::new(Code::Conflict, trouble.to_string()),
             Trouble::ShuttingDown => Self::new(Code::Unavailable, trouble.to_string())
                 .hint("try again when the daemon has been started again"),

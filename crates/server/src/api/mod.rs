@@ -27,6 +27,7 @@ mod info;
 mod keys;
 mod proxy;
 mod sleep;
+mod snapshots;
 mod state;
 mod templates;
 #[cfg(test)]
@@ -67,6 +68,7 @@ pub fn router(state: &AppState) -> Router {
         .merge(agents::router())
         .merge(sleep::router())
         .merge(holds::router())
+        .merge(snapshots::router())
         .merge(events::router())
         .merge(keys::router())
         .merge(templates::router())

@@ -5,7 +5,7 @@
 //! are never used for a later one.
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -34,7 +34,7 @@ use super::errors::{ApiError, ApiResult, Code};
 use super::extract::Path;
 use super::state::AppState;
 use crate::lifecycle::{Link, OpenRequest, Registry, in_full};
-use crate::records::Workspace;
+use crate::records::{State as AgentState, Workspace};
 
 /// Connections to guests.
 pub struct Guests {
@@ -66,7 +66,20 @@ pub(super) async fn to_guest(
     *request.uri_mut() = guest_uri(&agent.profile.id, which, request.uri());
     *request.version_mut() = http::Version::HTTP_11;
     forward_headers(request.headers_mut());
-    let response = state.guests.client.request(request).await.map_err(|error| {
+    let mut asking = pin!(state.guests.client.request(request));
+    let mut published = agent.subscribe();
+    let answered = loop {
+        let paused = async {
+            let seen = published.wait_for(|now| now.status.state == AgentState::Standby);
+            seen.await.is_ok()
+        };
+        tokio::select! {
+            answered = &mut asking => break answered,
+            // Paused in the very moment in which the request came: it would not be answered.
+            _ = paused => agent.ensure_running().await?,
+        }
+    };
+    let response = answered.map_err(|error| {
         ApiError::new(
             Code::Unavailable,
             format!("the guest did not answer: {}", in_full(&error)),

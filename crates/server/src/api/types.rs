@@ -153,6 +153,66 @@ pub struct Setback {
     pub what: String,
 }
 
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct NewSnapshot {
+    /// To find it by.
+    pub label: String,
+    /// Without the memory.
+    pub files_only: bool,
+}
+
+/// An agent at one instant.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Snapshot {
+    #[schema(value_type = String)]
+    pub id: Id,
+    /// Name of the agent.
+    pub agent: String,
+    pub made: i64,
+    pub label: String,
+    /// `full` with the memory, or `files`.
+    pub kind: String,
+    /// The snapshot that the agent was at before.
+    #[schema(value_type = Option<String>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<Id>,
+    /// Bytes of its memory on disk. Files are shared with the home until they change.
+    pub size: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rollback {
+    /// Id or label of a snapshot of this agent.
+    pub snapshot: String,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct RolledBack {
+    pub agent: Agent,
+    /// What it was before.
+    pub before: Snapshot,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Fork {
+    /// Of the new agent. If there are several, they are called NAME-1, NAME-2 and so on.
+    pub name: String,
+    #[serde(default)]
+    pub count: Option<u32>,
+    /// Id or label of a snapshot of this agent; otherwise what it is now.
+    #[serde(default)]
+    pub from: Option<String>,
+    /// Without the memory.
+    #[serde(default)]
+    pub files_only: bool,
+    /// Start them at once. Otherwise the first use does.
+    #[serde(default = "yes")]
+    pub start: bool,
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewHold {

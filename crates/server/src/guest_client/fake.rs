@@ -23,6 +23,8 @@ pub(crate) struct Asked {
     pub(crate) runs: Vec<String>,
     pub(crate) requests: Vec<Value>,
     pub(crate) files: Vec<(String, Vec<u8>)>,
+    /// Who guests were told to be.
+    pub(crate) introduced: Vec<Value>,
     /// Runs that are listed, with their tags.
     pub(crate) in_progress: Vec<(String, Option<String>)>,
 }
@@ -83,6 +85,15 @@ impl FakeGuests {
                 .files
                 .push((query, body.to_vec()));
             return Response::new(Full::new(Bytes::from_static(b"[]")));
+        }
+        if parts.uri.path() == "/init" {
+            let told = serde_json::from_slice(&body).expect("a JSON body");
+            self.asked
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .introduced
+                .push(told);
+            return Response::new(Full::default());
         }
         if parts.uri.path() == "/process.Process/List" {
             let runs = self.asked(|asked| asked.in_progress.clone());

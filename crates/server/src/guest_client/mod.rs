@@ -9,7 +9,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use dorm_engine::{Engine, EngineError, Id};
+use dorm_engine::{BootConfig, Engine, EngineError, Id};
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
@@ -141,6 +141,31 @@ impl GuestClient {
         Ok(listed.processes)
     }
 
+    /// Tells a guest that was restored from another agent's memory who it is now.
+    pub async fn introduce(&self, boot: &BootConfig) -> Result<(), GuestError> {
+        let mut entropy = [0u8; 64];
+        getrandom::fill(&mut entropy).map_err(|e| GuestError::Protocol(e.to_string()))?;
+        let init = Init {
+            agent_id: &boot.agent_id,
+            hostname: &boot.hostname,
+            env_vars: &boot.env,
+            default_user: boot.default_user.as_deref(),
+            default_workdir: boot.default_workdir.as_deref(),
+            entropy: BASE64.encode(entropy),
+        };
+        let body = serde_json::to_vec(&init).map_err(|e| GuestError::Protocol(e.to_string()))?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri("/init")
+            .header(header::CONTENT_TYPE, "application/json");
+        let response = self.send(authorized(request, "root"), body.into()).await?;
+        if response.status().is_success() {
+            Ok(())
+        } else {
+            Err(refusal(response).await)
+        }
+    }
+
     /// Writes a file as `root`, and makes the directories above it.
     pub async fn write_file(&self, path: &str, content: Bytes) -> Result<(), GuestError> {
         let request = Request::builder()
@@ -222,6 +247,20 @@ impl Running {
         }
         Err(GuestError::Protocol("the run's end is missing".into()))
     }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Init<'a> {
+    agent_id: &'a str,
+    hostname: &'a str,
+    env_vars: &'a BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    default_user: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    default_workdir: Option<&'a str>,
+    /// Base64, for the generators of random numbers in the box.
+    entropy: String,
 }
 
 #[derive(Serialize)]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dorm_engine::{BootConfig, BoxRecord, BoxSpec, Command};
+use dorm_engine::{BootConfig, BoxRecord, BoxSpec, Command, Id};
 use dorm_proto::boot::PROTOCOL_VERSION;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
@@ -43,6 +43,8 @@ struct Memory {
     unsavable: bool,
     setback: Option<Note>,
     work: Option<Note>,
+    /// The snapshot that it was made at, or rolled back to, last.
+    at_snapshot: Option<Id>,
 }
 
 /// Something that was seen of the agent.
@@ -103,6 +105,7 @@ impl Agent {
             lag: Lag::default(),
             memory: Mutex::new(Memory {
                 image: record.image,
+                at_snapshot: record.snapshot,
                 ..Memory::default()
             }),
             holds: Mutex::default(),
@@ -218,6 +221,14 @@ impl Agent {
         std::mem::replace(&mut self.memory().image, image)
     }
 
+    pub fn at_snapshot(&self) -> Option<Id> {
+        self.memory().at_snapshot.clone()
+    }
+
+    pub(super) fn set_at_snapshot(&self, snapshot: Option<Id>) {
+        self.memory().at_snapshot = snapshot;
+    }
+
     /// The box goes on, or has gone on.
     pub(super) fn now_differs_from_image(&self) {
         if let Some(image) = &mut self.memory().image {
@@ -278,7 +289,7 @@ impl Agent {
         self.memory().setback = Some(Note { time: now(), what });
     }
 
-    async fn ask(self: &Arc<Self>, request: Request) -> Result<(), Trouble> {
+    pub(super) async fn ask(self: &Arc<Self>, request: Request) -> Result<(), Trouble> {
         let (reply, answer) = oneshot::channel();
         self.enqueue(Asked {
             request,

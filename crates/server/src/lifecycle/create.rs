@@ -80,6 +80,8 @@ async fn make(ctx: &Arc<Context>, id: &Id, creation: Creation) -> Result<AgentRe
         spec: creation.spec,
         defaults: template.defaults,
         status: Status::now(state, "created"),
+        uid_base: None,
+        image: None,
     };
     let record = ctx.store.insert_agent(&new, ctx.slots).await?;
     ctx.recorded.send_modify(|count| *count += 1);

@@ -5,7 +5,10 @@
 
 use std::time::Duration;
 
-use crate::records::{Lifetime, State};
+use dorm_engine::Id;
+
+pub use super::rest::Rest;
+use crate::records::{Lifetime, SnapshotKind, State};
 
 /// What can be asked of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +33,17 @@ pub enum Request {
     },
     /// Its memory should be on disk while it stays in standby.
     MakeDurable,
+    /// Kept as it is now.
+    Snapshot {
+        id: Id,
+        label: String,
+        kind: SnapshotKind,
+    },
+    /// Back to what it was.
+    RollBack {
+        snapshot: Id,
+        kind: SnapshotKind,
+    },
     Stop {
         grace: Duration,
     },
@@ -67,6 +81,15 @@ pub enum Transition {
     Hibernate {
         why: String,
     },
+    Snapshot {
+        id: Id,
+        label: String,
+        kind: SnapshotKind,
+    },
+    RollBack {
+        snapshot: Id,
+        kind: SnapshotKind,
+    },
     Stop {
         grace: Duration,
     },
@@ -79,53 +102,6 @@ pub enum Transition {
     },
 }
 
-/// The states in which an agent may stay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
-    Stopped,
-    Running,
-    Standby,
-    Hibernated,
-    Failed,
-}
-
-impl Rest {
-    pub const ALL: [Rest; 5] = [
-        Self::Stopped,
-        Self::Running,
-        Self::Standby,
-        Self::Hibernated,
-        Self::Failed,
-    ];
-
-    /// `None` for a state that is only passed through.
-    pub fn of(state: State) -> Option<Self> {
-        match state {
-            State::Stopped => Some(Self::Stopped),
-            State::Running => Some(Self::Running),
-            State::Standby => Some(Self::Standby),
-            State::Hibernated => Some(Self::Hibernated),
-            State::Failed => Some(Self::Failed),
-            State::Starting
-            | State::Freezing
-            | State::Hibernating
-            | State::Waking
-            | State::Stopping
-            | State::Deleting => None,
-        }
-    }
-
-    pub fn state(self) -> State {
-        match self {
-            Self::Stopped => State::Stopped,
-            Self::Running => State::Running,
-            Self::Standby => State::Standby,
-            Self::Hibernated => State::Hibernated,
-            Self::Failed => State::Failed,
-        }
-    }
-}
-
 /// The kind of a transition that is under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
@@ -134,16 +110,20 @@ pub enum Work {
     Freeze,
     MakeDurable,
     Hibernate,
+    Snapshot,
+    RollBack,
     Stop,
     Delete,
 }
 
 impl Work {
-    pub const ALL: [Work; 6] = [
+    pub const ALL: [Work; 8] = [
         Self::BringUp,
         Self::Freeze,
         Self::MakeDurable,
         Self::Hibernate,
+        Self::Snapshot,
+        Self::RollBack,
         Self::Stop,
         Self::Delete,
     ];
@@ -154,6 +134,8 @@ impl Work {
             Transition::Freeze { .. } => Self::Freeze,
             Transition::MakeDurable => Self::MakeDurable,
             Transition::Hibernate { .. } => Self::Hibernate,
+            Transition::Snapshot { .. } => Self::Snapshot,
+            Transition::RollBack { .. } => Self::RollBack,
             Transition::Stop { .. } | Transition::Settle { .. } => Self::Stop,
             Transition::Delete { .. } => Self::Delete,
         }
@@ -250,6 +232,22 @@ fn at_rest(rest: Rest, lifetime: Lifetime, request: &Request) -> Decision {
         (Rest::Standby, Request::MakeDurable) => Begin(Transition::MakeDurable),
         (Rest::Stopped | Rest::Running | Rest::Hibernated | Rest::Failed, Request::MakeDurable) => Done,
 
+        (
+            Rest::Stopped | Rest::Running | Rest::Standby | Rest::Hibernated | Rest::Failed,
+            Request::Snapshot { id, label, kind },
+        ) => Begin(Transition::Snapshot {
+            id: id.clone(),
+            label: label.clone(),
+            kind: *kind,
+        }),
+        (
+            Rest::Stopped | Rest::Running | Rest::Standby | Rest::Hibernated | Rest::Failed,
+            Request::RollBack { snapshot, kind },
+        ) => Begin(Transition::RollBack {
+            snapshot: snapshot.clone(),
+            kind: *kind,
+        }),
+
         (Rest::Stopped, Request::Stop { .. }) => Done,
         (Rest::Running | Rest::Standby | Rest::Hibernated | Rest::Failed, Request::Stop { grace }) => {
             Begin(stop(lifetime, *grace))
@@ -270,46 +268,88 @@ fn at_rest(rest: Rest, lifetime: Lifetime, request: &Request) -> Decision {
 fn meanwhile(work: Work, request: &Request) -> Decision {
     use Decision::{Done, Join, Overrule, Refuse, Wait};
     match (work, request) {
-        (Work::BringUp, Request::Start | Request::EnsureRunning) => Join,
-        (
-            Work::Freeze | Work::MakeDurable | Work::Hibernate | Work::Stop,
-            Request::Start | Request::EnsureRunning,
-        ) => Wait,
-
-        // A freeze for idleness may be given up, which is not what a user asked for.
-        (Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate | Work::Stop, Request::Pause) => {
-            Wait
-        }
-        (Work::Hibernate, Request::Hibernate { .. }) => Join,
-        (Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Stop, Request::Hibernate { .. }) => Wait,
-
         // Whoever watches will look again.
         (
-            Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate | Work::Stop | Work::Delete,
+            Work::BringUp
+            | Work::Freeze
+            | Work::MakeDurable
+            | Work::Hibernate
+            | Work::Snapshot
+            | Work::RollBack
+            | Work::Stop
+            | Work::Delete,
             Request::Idle { .. } | Request::Retire { .. } | Request::MakeDurable,
         ) => Done,
 
+        (Work::BringUp, Request::Start | Request::EnsureRunning) => Join,
+        (Work::Hibernate, Request::Hibernate { .. }) => Join,
         (Work::Stop, Request::Stop { .. }) => Join,
-        (Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate, Request::Stop { .. }) => Wait,
+        (Work::Delete, Request::Delete) => Join,
 
         (
-            Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate | Work::Stop,
+            Work::BringUp
+            | Work::Freeze
+            | Work::MakeDurable
+            | Work::Hibernate
+            | Work::Snapshot
+            | Work::RollBack
+            | Work::Stop,
             Request::Delete,
         ) => Overrule,
-        (Work::Delete, Request::Delete) => Join,
         (
             Work::Delete,
             Request::Start
             | Request::EnsureRunning
             | Request::Pause
             | Request::Hibernate { .. }
+            | Request::Snapshot { .. }
+            | Request::RollBack { .. }
             | Request::Stop { .. },
         ) => Refuse(Refusal::BeingDeleted),
 
-        (Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate, Request::BoxExited { .. }) => {
-            Wait
-        }
-        (Work::Stop | Work::Delete, Request::BoxExited { .. }) => Done,
+        // A freeze for idleness may be given up, so not even a pause can join it.
+        (
+            Work::Freeze | Work::MakeDurable | Work::Snapshot | Work::RollBack,
+            Request::Start
+            | Request::EnsureRunning
+            | Request::Pause
+            | Request::Hibernate { .. }
+            | Request::Snapshot { .. }
+            | Request::RollBack { .. }
+            | Request::Stop { .. },
+        ) => Wait,
+        (
+            Work::BringUp,
+            Request::Pause
+            | Request::Hibernate { .. }
+            | Request::Snapshot { .. }
+            | Request::RollBack { .. }
+            | Request::Stop { .. },
+        ) => Wait,
+        (
+            Work::Hibernate,
+            Request::Start
+            | Request::EnsureRunning
+            | Request::Pause
+            | Request::Snapshot { .. }
+            | Request::RollBack { .. }
+            | Request::Stop { .. },
+        ) => Wait,
+        (
+            Work::Stop,
+            Request::Start
+            | Request::EnsureRunning
+            | Request::Pause
+            | Request::Hibernate { .. }
+            | Request::Snapshot { .. }
+            | Request::RollBack { .. },
+        ) => Wait,
+
+        (
+            Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate | Work::Snapshot,
+            Request::BoxExited { .. },
+        ) => Wait,
+        (Work::RollBack | Work::Stop | Work::Delete, Request::BoxExited { .. }) => Done,
     }
 }
 
@@ -344,6 +384,8 @@ pub fn during(transition: &Transition) -> State {
         Transition::Freeze { .. } => State::Freezing,
         Transition::MakeDurable => State::Standby,
         Transition::Hibernate { .. } => State::Hibernating,
+        Transition::Snapshot { .. } => State::Freezing,
+        Transition::RollBack { .. } => State::Stopping,
         Transition::Stop { .. } | Transition::Settle { .. } => State::Stopping,
         Transition::Delete { .. } => State::Deleting,
     }
@@ -353,10 +395,14 @@ pub fn during(transition: &Transition) -> State {
 /// not leave in order, and are recorded when they are over: a wake from standby waits for no disk.
 pub fn is_recorded_first(transition: &Transition) -> bool {
     match transition {
-        Transition::Thaw { .. } | Transition::Freeze { .. } | Transition::MakeDurable => false,
+        Transition::Thaw { .. }
+        | Transition::Freeze { .. }
+        | Transition::MakeDurable
+        | Transition::Snapshot { .. } => false,
         Transition::Start { .. }
         | Transition::Wake { .. }
         | Transition::Hibernate { .. }
+        | Transition::RollBack { .. }
         | Transition::Stop { .. }
         | Transition::Settle { .. }
         | Transition::Delete { .. } => true,
@@ -371,6 +417,12 @@ pub fn after(transition: &Transition, from: Rest, outcome: Outcome) -> Next {
         }
         (Transition::Freeze { .. } | Transition::MakeDurable, Outcome::Done) => Next::Rest(Rest::Standby),
         (Transition::Hibernate { .. }, Outcome::Done) => Next::Rest(Rest::Hibernated),
+        (Transition::Snapshot { .. }, Outcome::Done) => Next::Rest(from),
+        // The memory of the snapshot is on disk: as if it had been put there.
+        (Transition::RollBack { kind, .. }, Outcome::Done) => Next::Rest(match kind {
+            SnapshotKind::Full => Rest::Hibernated,
+            SnapshotKind::Files => Rest::Stopped,
+        }),
         (Transition::Stop { .. } | Transition::Settle { .. }, Outcome::Done) => Next::Rest(Rest::Stopped),
         (Transition::Delete { .. }, Outcome::Done) => Next::Gone,
         (
@@ -380,6 +432,8 @@ pub fn after(transition: &Transition, from: Rest, outcome: Outcome) -> Next {
             | Transition::Freeze { .. }
             | Transition::MakeDurable
             | Transition::Hibernate { .. }
+            | Transition::Snapshot { .. }
+            | Transition::RollBack { .. }
             | Transition::Stop { .. }
             | Transition::Settle { .. }
             | Transition::Delete { .. },
@@ -392,6 +446,8 @@ pub fn after(transition: &Transition, from: Rest, outcome: Outcome) -> Next {
             | Transition::Freeze { .. }
             | Transition::MakeDurable
             | Transition::Hibernate { .. }
+            | Transition::Snapshot { .. }
+            | Transition::RollBack { .. }
             | Transition::Stop { .. }
             | Transition::Settle { .. }
             | Transition::Delete { .. },

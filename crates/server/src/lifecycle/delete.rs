@@ -1,4 +1,4 @@
-//! `deleting`: box, home, memory images, record, in this order, so that the record remains until all else is gone.
+//! `deleting`: box, home, snapshots, memory images, record, in this order, so that the record remains until all else is gone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +21,12 @@ pub(super) async fn delete(agent: &Arc<Agent>) -> Result<(), Trouble> {
         .await
         .map_err(Trouble::engine("be deleted"))?;
     ctx.faults.reach(Point::DeleteHomeGone).await?;
+    for snapshot in ctx.store.snapshots_of(id).await? {
+        ctx.homes
+            .delete_snapshot(&snapshot.id)
+            .await
+            .map_err(Trouble::engine("be deleted"))?;
+    }
     images::remove_all(agent).await;
     ctx.store.delete_agent(id).await?;
     Ok(())

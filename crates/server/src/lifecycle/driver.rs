@@ -179,6 +179,8 @@ impl Driver {
                 | Request::Retire { .. }
                 | Request::Hibernate { .. }
                 | Request::MakeDurable
+                | Request::Snapshot { .. }
+                | Request::RollBack { .. }
                 | Request::Stop { .. }
                 | Request::BoxExited { .. } => asked.answer(Err(refusal.into())),
             }

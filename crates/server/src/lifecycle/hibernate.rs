@@ -83,6 +83,7 @@ async fn write(agent: &Arc<Agent>) -> Result<(), Trouble> {
         size: made.size,
         made: now(),
         current: true,
+        foreign: false,
     };
     let recorded = match ctx.faults.reach(Point::ImageMade).await {
         Ok(()) => ctx

@@ -22,8 +22,48 @@ fn folder(ctx: &Context, agent: &Id) -> PathBuf {
 
 /// Where a new image can be made.
 pub(super) async fn new_path(agent: &Agent, image: &Id) -> io::Result<PathBuf> {
-    tokio::fs::create_dir_all(folder(&agent.ctx, &agent.profile.id)).await?;
-    Ok(path(agent, image))
+    new_path_of(&agent.ctx, &agent.profile.id, image).await
+}
+
+pub(super) async fn new_path_of(ctx: &Context, agent: &Id, image: &Id) -> io::Result<PathBuf> {
+    let folder = folder(ctx, agent);
+    tokio::fs::create_dir_all(&folder).await?;
+    Ok(folder.join(image.as_str()))
+}
+
+/// Makes the image `to` out of the files of `from`, which both have from then on: images are never
+/// changed, so nothing is copied. It is whole and on disk when this returns.
+pub(super) async fn share(from: &Path, to: &Path) -> io::Result<()> {
+    let (from, to) = (from.to_owned(), to.to_owned());
+    let shared = tokio::task::spawn_blocking(move || {
+        let linked = link_all(&from, &to).and_then(|()| sync_parent(&to));
+        if linked.is_err() {
+            let _ = std::fs::remove_dir_all(&to);
+        }
+        linked
+    });
+    shared.await.map_err(io::Error::other)?
+}
+
+fn link_all(from: &Path, to: &Path) -> io::Result<()> {
+    std::fs::create_dir(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            link_all(&entry.path(), &target)?;
+        } else {
+            std::fs::hard_link(entry.path(), target)?;
+        }
+    }
+    std::fs::File::open(to)?.sync_all()
+}
+
+fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) => std::fs::File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
 }
 
 pub(super) async fn exists(agent: &Agent, image: &Id) -> bool {
@@ -60,7 +100,11 @@ pub(super) async fn set_aside(agent: &Agent, image: &Id) {
 
 /// All images of an agent.
 pub(super) async fn remove_all(agent: &Agent) {
-    remove(&folder(&agent.ctx, &agent.profile.id)).await;
+    remove_of(&agent.ctx, &agent.profile.id).await;
+}
+
+pub(super) async fn remove_of(ctx: &Context, agent: &Id) {
+    remove(&folder(ctx, agent)).await;
 }
 
 /// Removes what no record speaks of. `known` are images, `agents` those whose bad images are kept.

@@ -34,6 +34,7 @@
 //!   that an idle agent costs its record and nothing else. Everybody asks; only the driver acts.
 //! - `transition` records, does the work, records the result. The work of each is a file of its
 //!   own: `start`, `standby`, `hibernate`, `stop`, `delete`. `images` knows the folders of memory images.
+//! - `snapshot`, `roll_back` and `fork` keep what an agent is, go back to it, and make others of it.
 //! - `lag` records what was done at once: a freeze or thaw waits for no disk.
 //! - [`Links`] are the connections to a guest, which are cut before its memory is saved.
 //! - [`idle`] puts agents to sleep that nobody uses. `hold` keeps them from it.
@@ -52,6 +53,7 @@ mod create;
 pub mod decide;
 mod delete;
 mod driver;
+mod fork;
 mod hibernate;
 mod hold;
 pub mod idle;
@@ -60,6 +62,9 @@ mod lag;
 mod links;
 mod reconcile;
 mod registry;
+mod rest;
+mod roll_back;
+mod snapshot;
 mod standby;
 mod start;
 mod stop;

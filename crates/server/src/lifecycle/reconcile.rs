@@ -138,7 +138,15 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
     let agents = all.readable.len();
     // Before anything is driven: an image that is made now has no record yet.
     let images = all.readable.iter().filter_map(|record| record.image.as_ref());
-    let recorded: HashSet<Id> = images.map(|image| image.id.clone()).collect();
+    let snapshots: HashSet<Id> = ctx
+        .store
+        .snapshots()
+        .await?
+        .into_iter()
+        .map(|snapshot| snapshot.id)
+        .collect();
+    let mut recorded = snapshots.clone();
+    recorded.extend(images.map(|image| image.id.clone()));
     if all.unreadable.is_empty() {
         images::sweep(ctx, &known, &recorded).await;
     }
@@ -153,6 +161,7 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
     }
     if sweep_homes && all.unreadable.is_empty() {
         remove_homes(ctx, found.homes.difference(&known)).await?;
+        remove_snapshots(ctx, &snapshots).await?;
     } else {
         tracing::warn!("homes without a record are kept, as the records are new or damaged");
     }
@@ -182,6 +191,22 @@ async fn remove_homes(ctx: &Arc<Context>, homes: impl Iterator<Item = &Id>) -> R
         tracing::info!(%id, "removing a template that has no record");
         if let Err(error) = ctx.homes.delete_template(id).await {
             tracing::error!(%id, %error, "a template that has no record could not be removed");
+        }
+    }
+    Ok(())
+}
+
+async fn remove_snapshots(ctx: &Arc<Context>, known: &HashSet<Id>) -> Result<(), ReconcileError> {
+    for id in ctx
+        .homes
+        .snapshots()
+        .await?
+        .iter()
+        .filter(|id| !known.contains(id))
+    {
+        tracing::info!(%id, "removing a snapshot that has no record");
+        if let Err(error) = ctx.homes.delete_snapshot(id).await {
+            tracing::error!(%id, %error, "a snapshot that has no record could not be removed");
         }
     }
     Ok(())

@@ -107,7 +107,7 @@ fn name_of(agent: &Agent) -> (Workspace, String) {
 }
 
 pub struct Registry {
-    ctx: Arc<Context>,
+    pub(super) ctx: Arc<Context>,
 }
 
 impl Registry {

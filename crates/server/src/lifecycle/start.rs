@@ -7,6 +7,7 @@ use dorm_engine::{BoxRecord, EngineError};
 use super::decide::Rest;
 use super::{Agent, Trouble, images};
 use crate::faults::Point;
+use crate::guest_client::GuestClient;
 use crate::records::ImageRecord;
 
 /// A box that answers.
@@ -87,8 +88,16 @@ async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, S
     if generation != image.generation {
         return Err("its files have changed since its memory was saved".to_owned());
     }
-    ctx.engine
-        .restore(&agent.box_spec(), &images::path(agent, &image.id))
+    let spec = agent.box_spec();
+    let record = ctx
+        .engine
+        .restore(&spec, &images::path(agent, &image.id))
         .await
-        .map_err(in_full)
+        .map_err(in_full)?;
+    if image.foreign {
+        let guest = GuestClient::new(ctx.engine.clone(), id.clone());
+        let told = guest.introduce(&spec.boot).await;
+        told.map_err(|error| format!("it could not be told who it is: {}", super::in_full(&error)))?;
+    }
+    Ok(record)
 }

@@ -10,7 +10,7 @@ use super::agent::Answer;
 use super::decide::{Next, Outcome, Rest, Transition, Work, after, during, is_recorded_first};
 use super::lag::{Late, catch_up, record_later};
 use super::start::Up;
-use super::{Agent, Trouble, delete, hibernate, images, standby, start, stop, watcher};
+use super::{Agent, Trouble, delete, hibernate, images, roll_back, snapshot, standby, start, stop, watcher};
 use crate::faults::Point;
 use crate::records::{BoxChange, Change, ImageChange, State, Status};
 use crate::store::StoreError;
@@ -87,11 +87,12 @@ async fn at_once(
     began: Instant,
 ) -> Answer {
     let before = agent.published().status;
-    if let Transition::MakeDurable = transition {
+    match (&transition, from) {
         // The record must say `standby` before it says that the memory is on disk.
-        catch_up(&agent).await;
-    } else {
-        agent.publish(status);
+        (Transition::MakeDurable, _) => catch_up(&agent).await,
+        // Nobody notices that it stands still for a moment longer.
+        (Transition::Snapshot { .. }, Rest::Stopped | Rest::Standby | Rest::Hibernated | Rest::Failed) => {}
+        _ => agent.publish(status),
     }
     let stale = agent.image().map(|image| image.id);
     let done = work(&agent, &transition, from).await;
@@ -105,7 +106,7 @@ async fn at_once(
     // What did not happen, or what changes no state, is no news.
     let quiet = match (&transition, &done) {
         (_, Err(setback)) => matches!(setback.trouble, Trouble::InUse),
-        (Transition::MakeDurable, Ok(_)) => true,
+        (Transition::MakeDurable | Transition::Snapshot { .. }, Ok(_)) => true,
         (_, Ok(_)) => false,
     };
     let to = match quiet {
@@ -174,6 +175,14 @@ async fn work(agent: &Arc<Agent>, transition: &Transition, from: Rest) -> Result
         Transition::Freeze { if_idle, .. } => standby::freeze(agent, *if_idle).await.map(|()| Made::SameBox),
         Transition::MakeDurable => hibernate::make_durable(agent).await.map(|()| Made::SameBox),
         Transition::Hibernate { .. } => hibernate::hibernate(agent, from).await.map(|()| Made::NoBox),
+        Transition::Snapshot { id, label, kind } => {
+            let taken = snapshot::take(agent, from, id, label, *kind).await;
+            taken.map(|()| Made::SameBox)
+        }
+        Transition::RollBack { snapshot, kind } => {
+            let back = roll_back::roll_back(agent, snapshot, *kind).await;
+            back.map(|()| Made::NoBox)
+        }
         Transition::Stop { grace } => {
             stop::stop(agent, from, *grace).await?;
             Ok(Made::NoBox)
@@ -195,9 +204,16 @@ fn image_change(transition: &Transition, rest: Rest) -> ImageChange {
         // Kept for a while: pages of it may be read until the box has them all.
         (Work::BringUp, Rest::Running) => ImageChange::Stale,
         (Work::Hibernate, Rest::Running) => ImageChange::Stale,
-        (Work::Stop, Rest::Stopped) => ImageChange::Clear,
+        (Work::Stop | Work::RollBack, Rest::Stopped) => ImageChange::Clear,
         (
-            Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate | Work::Stop | Work::Delete,
+            Work::BringUp
+            | Work::Freeze
+            | Work::MakeDurable
+            | Work::Hibernate
+            | Work::Snapshot
+            | Work::RollBack
+            | Work::Stop
+            | Work::Delete,
             Rest::Stopped | Rest::Running | Rest::Standby | Rest::Hibernated | Rest::Failed,
         ) => ImageChange::Keep,
     }
@@ -303,8 +319,9 @@ pub(super) async fn broken(agent: &Arc<Agent>, work: Work, recorded: State, bug:
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
     let goes_on = match work {
         Work::Freeze | Work::MakeDurable | Work::Hibernate => true,
+        Work::Snapshot => matches!(recorded, State::Running | State::Standby),
         Work::BringUp => recorded == State::Standby,
-        Work::Stop | Work::Delete => false,
+        Work::RollBack | Work::Stop | Work::Delete => false,
     };
     let goes_on = goes_on && ctx.engine.thaw(id).await.is_ok();
     let rest = if goes_on { Rest::Running } else { Rest::Failed };
@@ -346,6 +363,8 @@ fn why(transition: &Transition) -> String {
         Transition::Start { why } | Transition::Thaw { why } | Transition::Wake { why } => (*why).to_owned(),
         Transition::Freeze { why, .. } | Transition::Hibernate { why } => why.clone(),
         Transition::MakeDurable => "its memory goes to disk".to_owned(),
+        Transition::Snapshot { .. } => "held still for a snapshot".to_owned(),
+        Transition::RollBack { snapshot, .. } => format!("rolled back to {snapshot}"),
         Transition::Stop { .. } => "asked to stop".to_owned(),
         Transition::Settle { reason } => format!("the box ended: {reason}"),
         Transition::Delete { why } => why.clone(),
@@ -359,6 +378,8 @@ fn result(transition: &Transition) -> String {
         Transition::Wake { .. } => "woken from disk".to_owned(),
         Transition::Freeze { why, .. } => why.clone(),
         Transition::MakeDurable => "its memory is on disk too".to_owned(),
+        Transition::Snapshot { .. } => "a snapshot was taken".to_owned(),
+        Transition::RollBack { snapshot, .. } => format!("rolled back to {snapshot}"),
         Transition::Hibernate { why } => why.clone(),
         Transition::Stop { .. } => "stopped on request".to_owned(),
         Transition::Settle { reason } => format!("the box ended: {reason}"),

@@ -14,6 +14,8 @@ use crate::store::StoreError;
 pub enum Trouble {
     #[error("there is no agent {0:?}")]
     NotFound(String),
+    #[error("there is no snapshot {0:?} of it")]
+    NoSnapshot(String),
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error("the daemon is shutting down")]

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use dorm_engine::{BoxRecord, Id, Limits};
 
+pub(super) use super::conformance_sleep::*;
 use super::{Store, StoreError};
 use crate::records::{
-    AgentSpec, BoxChange, Change, HoldRecord, ImageChange, ImageRecord, KeyRecord, Lifetime, NewAgentRecord,
-    Sleep, Slots, State, Status, TemplateDefaults, TemplateRecord, Workspace, now,
+    AgentSpec, BoxChange, Change, ImageChange, KeyRecord, Lifetime, NewAgentRecord, Sleep, Slots, State,
+    Status, TemplateDefaults, TemplateRecord, Workspace, now,
 };
 
 pub(super) const SLOTS: Slots = Slots {
@@ -42,6 +43,8 @@ pub(super) fn new_agent(name: &str) -> NewAgentRecord {
             ..TemplateDefaults::default()
         },
         status: Status::now(State::Stopped, "created"),
+        uid_base: None,
+        image: None,
     }
 }
 
@@ -187,57 +190,6 @@ pub(super) async fn a_change_of_state_comes_with_its_event_and_its_box(store: &d
     assert_eq!(store.events(&id, 2).await.unwrap(), events[..2]);
 }
 
-pub(super) async fn a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_state(store: &dyn Store) {
-    let id = store
-        .insert_agent(&new_agent("one"), SLOTS)
-        .await
-        .unwrap()
-        .profile
-        .id;
-    let image = ImageRecord {
-        id: Id::random(),
-        generation: 9,
-        size: 10,
-        made: 11,
-        current: true,
-    };
-    let status = Status::now(State::Standby, "");
-    let stale = ImageRecord {
-        current: false,
-        ..image.clone()
-    };
-    for (change, expected) in [
-        (ImageChange::Keep, Some(&image)),
-        (ImageChange::Stale, Some(&stale)),
-        (ImageChange::Clear, None),
-    ] {
-        store.set_image(&id, Some(&image)).await.unwrap();
-        let change = Change {
-            agent: &id,
-            from: State::Running,
-            to: &status,
-            millis: None,
-            box_record: BoxChange::Keep,
-            image: change,
-        };
-        store.change_state(&change).await.unwrap();
-        let agent = store.agents().await.unwrap().readable.remove(0);
-        assert_eq!(agent.image.as_ref(), expected);
-    }
-    let change = Change {
-        agent: &id,
-        from: State::Standby,
-        to: &status,
-        millis: None,
-        box_record: BoxChange::Keep,
-        image: ImageChange::Stale,
-    };
-    store.change_state(&change).await.unwrap();
-    assert_eq!(store.agents().await.unwrap().readable[0].image, None);
-    let missing = store.set_image(&Id::random(), Some(&image)).await;
-    assert!(matches!(missing, Err(StoreError::NotFound { .. })), "{missing:?}");
-}
-
 pub(super) async fn a_change_of_an_agent_that_is_not_there_is_refused(store: &dyn Store) {
     let id = Id::random();
     let status = Status::now(State::Running, "");
@@ -268,67 +220,6 @@ pub(super) async fn events_go_with_their_agent(store: &dyn Store) {
     store.delete_agent(&id).await.unwrap();
     assert!(store.events(&id, 10).await.unwrap().is_empty());
     store.delete_agent(&id).await.unwrap();
-}
-
-pub(super) async fn events_are_followed_of_one_agent_or_of_a_workspace(store: &dyn Store) {
-    let mut ids = Vec::new();
-    for name in ["one", "two", "three"] {
-        ids.push(
-            store
-                .insert_agent(&new_agent(name), SLOTS)
-                .await
-                .unwrap()
-                .profile
-                .id,
-        );
-    }
-    let workspace = Workspace::default();
-    let of = |events: Vec<crate::records::EventRecord>| -> Vec<Id> {
-        events.into_iter().map(|event| event.agent).collect()
-    };
-    let all = store.events_after(&workspace, None, 0, 100).await.unwrap();
-    let second = all[1].seq;
-    assert_eq!(of(all), ids);
-    assert_eq!(
-        of(store.events_after(&workspace, None, second, 100).await.unwrap()),
-        ids[2..]
-    );
-    assert_eq!(
-        of(store.events_after(&workspace, None, 0, 1).await.unwrap()),
-        ids[..1]
-    );
-    let one = store
-        .events_after(&workspace, Some(&ids[1]), 0, 100)
-        .await
-        .unwrap();
-    assert_eq!(of(one), ids[1..2]);
-    ids.reverse();
-    assert_eq!(of(store.newest_events(&workspace, 2).await.unwrap()), ids[..2]);
-    let other = Workspace::new("other");
-    assert!(store.events_after(&other, None, 0, 100).await.unwrap().is_empty());
-    assert!(store.newest_events(&other, 100).await.unwrap().is_empty());
-}
-
-pub(super) async fn holds_are_listed_and_go_with_their_agent(store: &dyn Store) {
-    let mut holds = Vec::new();
-    for (made, name) in (1..).zip(["one", "two"]) {
-        let agent = store.insert_agent(&new_agent(name), SLOTS).await.unwrap();
-        let hold = HoldRecord {
-            id: Id::random(),
-            agent: agent.profile.id,
-            reason: "because".to_owned(),
-            made,
-            until: 99,
-        };
-        store.insert_hold(&hold).await.unwrap();
-        holds.push(hold);
-    }
-    assert_eq!(store.holds().await.unwrap(), holds);
-    store.delete_hold(&holds[0].id).await.unwrap();
-    store.delete_hold(&holds[0].id).await.unwrap();
-    assert_eq!(store.holds().await.unwrap(), holds[1..]);
-    store.delete_agent(&holds[1].agent).await.unwrap();
-    assert!(store.holds().await.unwrap().is_empty());
 }
 
 pub(super) async fn agents_made_at_once_get_different_slots(store: &dyn Store) {
@@ -466,6 +357,7 @@ macro_rules! conformance {
             a_change_of_an_agent_that_is_not_there_is_refused
             events_go_with_their_agent
             events_are_followed_of_one_agent_or_of_a_workspace
+            snapshots_are_kept_in_order_and_the_agent_is_at_the_last
             holds_are_listed_and_go_with_their_agent
             agents_made_at_once_get_different_slots
             a_rebuilt_template_replaces_the_one_of_its_name

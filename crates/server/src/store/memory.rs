@@ -8,7 +8,7 @@ use dorm_engine::Id;
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
     AgentRecord, BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, KeyRecord,
-    NewAgentRecord, Profile, Slots, State, Status, TemplateRecord, Workspace,
+    NewAgentRecord, Profile, Slots, SnapshotRecord, State, Status, TemplateRecord, Workspace,
 };
 
 #[derive(Default)]
@@ -21,6 +21,7 @@ struct Tables {
     templates: Vec<TemplateRecord>,
     keys: Vec<KeyRecord>,
     holds: Vec<HoldRecord>,
+    snapshots: Vec<SnapshotRecord>,
     fail_changes_to: Option<State>,
     fail_images: bool,
     commits: u64,
@@ -113,7 +114,7 @@ impl Store for MemoryStore {
             spec: new.spec,
             defaults: new.defaults,
             slot,
-            uid_base: slots.uid_base(slot),
+            uid_base: new.uid_base.unwrap_or_else(|| slots.uid_base(slot)),
             created: new.status.since,
             damage: None,
         };
@@ -121,7 +122,8 @@ impl Store for MemoryStore {
             profile,
             status: new.status,
             box_record: None,
-            image: None,
+            image: new.image,
+            snapshot: None,
         };
         tables.agents.push(record.clone());
         tables.agents.sort_by_key(|agent| agent.profile.slot);
@@ -191,6 +193,7 @@ impl Store for MemoryStore {
         tables.agents.retain(|agent| agent.profile.id != *id);
         tables.events.retain(|event| event.agent != *id);
         tables.holds.retain(|hold| hold.agent != *id);
+        tables.snapshots.retain(|snapshot| snapshot.agent != *id);
         tables.commits += 1;
         Ok(())
     }
@@ -224,6 +227,45 @@ impl Store for MemoryStore {
             .rev()
             .filter(|event| tables.is_of(workspace, event));
         Ok(newest.take(limit as usize).cloned().collect())
+    }
+
+    async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<()> {
+        let mut tables = self.tables();
+        let found = tables
+            .agents
+            .iter_mut()
+            .find(|agent| agent.profile.id == snapshot.agent);
+        found
+            .ok_or_else(|| missing("agent", snapshot.agent.as_str()))?
+            .snapshot = Some(snapshot.id.clone());
+        tables.snapshots.push(snapshot.clone());
+        tables.commits += 1;
+        Ok(())
+    }
+
+    async fn snapshots(&self) -> Result<Vec<SnapshotRecord>> {
+        Ok(self.tables().snapshots.clone())
+    }
+
+    async fn snapshots_of(&self, agent: &Id) -> Result<Vec<SnapshotRecord>> {
+        let tables = self.tables();
+        let of = tables
+            .snapshots
+            .iter()
+            .filter(|snapshot| snapshot.agent == *agent);
+        Ok(of.cloned().collect())
+    }
+
+    async fn move_to_snapshot(&self, agent: &Id, snapshot: &Id) -> Result<()> {
+        let mut tables = self.tables();
+        let found = tables.agents.iter_mut().find(|known| known.profile.id == *agent);
+        found.ok_or_else(|| missing("agent", agent.as_str()))?.snapshot = Some(snapshot.clone());
+        Ok(())
+    }
+
+    async fn delete_snapshot(&self, id: &Id) -> Result<()> {
+        self.tables().snapshots.retain(|snapshot| snapshot.id != *id);
+        Ok(())
     }
 
     async fn insert_hold(&self, hold: &HoldRecord) -> Result<()> {

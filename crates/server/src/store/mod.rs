@@ -8,11 +8,13 @@ use dorm_engine::Id;
 
 use crate::records::{
     AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Slots,
-    TemplateRecord, Workspace,
+    SnapshotRecord, TemplateRecord, Workspace,
 };
 
 #[cfg(test)]
 mod conformance;
+#[cfg(test)]
+mod conformance_sleep;
 #[cfg(test)]
 pub(crate) mod memory;
 mod sqlite;
@@ -78,6 +80,16 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<Vec<EventRecord>>;
     /// Of a whole workspace, newest first.
     async fn newest_events(&self, workspace: &Workspace, limit: u32) -> Result<Vec<EventRecord>>;
+
+    /// Adds a snapshot, at which its agent then is.
+    async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<()>;
+    /// Of all agents, oldest first.
+    async fn snapshots(&self) -> Result<Vec<SnapshotRecord>>;
+    /// Of one agent, oldest first.
+    async fn snapshots_of(&self, agent: &Id) -> Result<Vec<SnapshotRecord>>;
+    /// The agent is at another of its snapshots.
+    async fn move_to_snapshot(&self, agent: &Id, snapshot: &Id) -> Result<()>;
+    async fn delete_snapshot(&self, id: &Id) -> Result<()>;
 
     async fn insert_hold(&self, hold: &HoldRecord) -> Result<()>;
     /// Of all agents, oldest first.

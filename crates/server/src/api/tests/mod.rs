@@ -36,6 +36,7 @@ mod guest;
 mod keys;
 mod manners;
 mod sleep;
+mod snapshots;
 
 struct Server {
     app: Router,

@@ -245,3 +245,25 @@ async fn a_list_with_usage_says_what_agents_hold() {
     );
     assert!(list[1]["disk_used"].as_u64().unwrap() >= 4096);
 }
+
+#[tokio::test]
+async fn a_request_that_meets_a_pause_is_answered() {
+    let server = Server::new().await;
+    let id: Id = server.create(json!({"name": "demo"})).await["id"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    // The box is frozen when the request comes, and the state says so only then.
+    dorm_engine::Engine::freeze(&*server.engine, &id).await.unwrap();
+    let agent = server.state.registry.get(&Workspace::default(), "demo").unwrap();
+    let pause = async {
+        while agent.links.count() == 0 {
+            tokio::task::yield_now().await;
+        }
+        agent.pause().await.unwrap();
+    };
+    let (answer, ()) = tokio::join!(server.get("/v1/agents/demo/guest/health"), pause);
+    assert_eq!(answer.0, StatusCode::OK, "{}", answer.1);
+    assert_eq!(agent.state(), crate::records::State::Running);
+}

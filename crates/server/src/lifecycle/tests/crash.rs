@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::World;
 use crate::config::OnShutdown;
 use crate::faults::{Action, Point};
-use crate::records::{Lifetime, State};
+use crate::records::{Lifetime, SnapshotKind, State};
 
 /// What passes through a point, and what must be there before.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,6 +19,9 @@ enum Act {
     MakeDurable,
     Hibernate,
     Wake,
+    Snapshot,
+    RollBack,
+    Fork,
 }
 
 fn act_of(point: Point) -> Act {
@@ -33,6 +36,12 @@ fn act_of(point: Point) -> Act {
         | Point::HibernateImageRecorded
         | Point::HibernateBoxGone
         | Point::HibernateFinished => Act::Hibernate,
+        Point::SnapshotFrozen
+        | Point::SnapshotImageMade
+        | Point::SnapshotHomeKept
+        | Point::SnapshotRecorded => Act::Snapshot,
+        Point::RollBackRecorded | Point::RollBackBoxGone | Point::RollBackHomeBack => Act::RollBack,
+        Point::ForkHomeMade | Point::ForkImageMade => Act::Fork,
         Point::DeleteRecorded | Point::DeleteBoxGone | Point::DeleteHomeGone | Point::DeleteFinished => {
             Act::Delete
         }
@@ -50,7 +59,20 @@ async fn die_at(point: Point, act: Act, lifetime: Lifetime, reboot: bool) -> Wor
         match act {
             Act::Thaw | Act::MakeDurable => agent.pause().await.unwrap(),
             Act::Wake => agent.hibernate("asked").await.unwrap(),
-            Act::Create | Act::Start | Act::Stop | Act::Delete | Act::Pause | Act::Hibernate => {}
+            Act::RollBack => {
+                world.homes.write(&agent.profile.id, "old");
+                agent.snapshot("old", SnapshotKind::Full).await.unwrap();
+                world.homes.write(&agent.profile.id, "new");
+                world.engine.remember(&agent.profile.id, "a newer secret");
+            }
+            Act::Create
+            | Act::Start
+            | Act::Stop
+            | Act::Delete
+            | Act::Pause
+            | Act::Hibernate
+            | Act::Snapshot
+            | Act::Fork => {}
         }
         if act == Act::Thaw {
             agent.make_durable().await.unwrap();
@@ -72,6 +94,15 @@ async fn die_at(point: Point, act: Act, lifetime: Lifetime, reboot: bool) -> Wor
             Act::Pause => agent.pause().await,
             Act::MakeDurable => agent.make_durable().await,
             Act::Hibernate => agent.hibernate("asked").await,
+            Act::Snapshot => agent.snapshot("", SnapshotKind::Full).await.map(drop),
+            Act::RollBack => match agent.find_snapshot("old").await {
+                Ok(snapshot) => agent.roll_back(&snapshot).await.map(drop),
+                Err(trouble) => Err(trouble),
+            },
+            Act::Fork => {
+                let names = vec!["fork".to_owned()];
+                registry.fork(&agent, names, None, false, false).await.map(drop)
+            }
         });
     });
     world.faults.struck().await;
@@ -107,6 +138,16 @@ async fn a_crash_at_any_point_leaves_nothing_that_the_next_daemon_does_not_put_i
             | Point::HibernateImageRecorded
             | Point::HibernateBoxGone
             | Point::HibernateFinished => Some(State::Hibernated),
+            Point::SnapshotFrozen
+            | Point::SnapshotImageMade
+            | Point::SnapshotHomeKept
+            | Point::SnapshotRecorded
+            | Point::ForkHomeMade
+            | Point::ForkImageMade => Some(State::Running),
+            // Finished as a stop: what it was is in a snapshot.
+            Point::RollBackRecorded | Point::RollBackBoxGone | Point::RollBackHomeBack => {
+                Some(State::Stopped)
+            }
             Point::DeleteRecorded | Point::DeleteBoxGone | Point::DeleteHomeGone | Point::DeleteFinished => {
                 None
             }
@@ -115,7 +156,7 @@ async fn a_crash_at_any_point_leaves_nothing_that_the_next_daemon_does_not_put_i
         if let Some(agent) = world.get("one") {
             agent.ensure_running().await.unwrap();
             world.assert_in_order().await;
-            if !matches!(act, Act::Create | Act::Start | Act::Stop) {
+            if !matches!(act, Act::Create | Act::Start | Act::Stop | Act::RollBack) {
                 let memory = world.engine.memory(&agent.profile.id);
                 assert_eq!(memory.as_deref(), Some("a secret"), "{point:?}");
             }
@@ -174,5 +215,36 @@ async fn an_ephemeral_agent_whose_start_was_not_finished_is_gone_after_a_crash()
     ] {
         let world = die_at(point, act_of(point), Lifetime::Ephemeral, false).await;
         assert!(world.get("one").is_none(), "{point:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_crash_in_a_rollback_leaves_either_home_whole_and_a_snapshot_of_what_was() {
+    for point in [
+        Point::RollBackRecorded,
+        Point::RollBackBoxGone,
+        Point::RollBackHomeBack,
+    ] {
+        let world = die_at(point, Act::RollBack, Lifetime::Persistent, false).await;
+        let agent = world.get("one").unwrap();
+        let expected = if point == Point::RollBackHomeBack {
+            "old"
+        } else {
+            "new"
+        };
+        assert_eq!(
+            world.homes.content(&agent.profile.id).as_deref(),
+            Some(expected),
+            "{point:?}"
+        );
+        let before = agent.snapshots().await.unwrap().pop().unwrap();
+        assert!(before.label.starts_with("before the rollback"), "{before:?}");
+        agent.roll_back(&before).await.unwrap();
+        assert_eq!(
+            world.engine.memory(&agent.profile.id).as_deref(),
+            Some("a newer secret")
+        );
+        assert_eq!(world.homes.content(&agent.profile.id).as_deref(), Some("new"));
+        world.assert_in_order().await;
     }
 }

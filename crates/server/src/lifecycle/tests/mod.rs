@@ -13,7 +13,7 @@ use crate::config::OnShutdown;
 use crate::faults::Faults;
 use crate::metrics::Metrics;
 use crate::records::{
-    AgentSpec, Lifetime, Sleep, Slots, State, TemplateDefaults, TemplateRecord, Workspace, now,
+    AgentSpec, Lifetime, Sleep, Slots, SnapshotKind, State, TemplateDefaults, TemplateRecord, Workspace, now,
 };
 use crate::store::Store as _;
 use crate::store::memory::MemoryStore;
@@ -25,6 +25,7 @@ mod law;
 mod model;
 mod restart;
 mod sleep;
+mod snapshots;
 
 /// What outlives a daemon, and the daemon of the moment.
 struct World {
@@ -179,6 +180,12 @@ impl World {
             );
             assert_eq!(events.last().unwrap().to, record.status.state);
         }
+        let snapshots = self.store.snapshots().await.unwrap();
+        assert_eq!(self.homes.snapshot_count(), snapshots.len(), "{snapshots:?}");
+        let full = snapshots
+            .iter()
+            .filter(|snapshot| snapshot.kind == SnapshotKind::Full);
+        images.extend(full.map(|snapshot| format!("{}/{}", snapshot.agent, snapshot.id)));
         images.sort();
         assert_eq!(self.images_on_disk(), images);
     }

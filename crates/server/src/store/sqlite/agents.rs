@@ -28,13 +28,14 @@ impl SqliteStore {
             spec: new.spec.clone(),
             defaults: new.defaults.clone(),
             slot,
-            uid_base: slots.uid_base(slot),
+            uid_base: new.uid_base.unwrap_or_else(|| slots.uid_base(slot)),
             created: new.status.since,
             damage: None,
         };
         sqlx::query(
             "INSERT INTO agents (id, workspace, name, template_id, template_name, lifetime, spec, defaults, \
-             slot, uid_base, state, reason, since, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             slot, uid_base, state, reason, since, created, image) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(profile.id.as_str())
         .bind(profile.workspace.as_str())
@@ -50,6 +51,7 @@ impl SqliteStore {
         .bind(&new.status.reason)
         .bind(new.status.since)
         .bind(profile.created)
+        .bind(new.image.as_ref().map(json))
         .execute(&mut *tx)
         .await
         .map_err(taken(DOING, "an agent", &new.name))?;
@@ -59,7 +61,8 @@ impl SqliteStore {
             profile,
             status: new.status.clone(),
             box_record: None,
-            image: None,
+            image: new.image.clone(),
+            snapshot: None,
         })
     }
 

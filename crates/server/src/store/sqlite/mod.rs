@@ -14,13 +14,14 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
     AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Slots,
-    TemplateRecord, Workspace,
+    SnapshotRecord, TemplateRecord, Workspace,
 };
 
 mod agents;
 mod holds;
 mod keys;
 mod rows;
+mod snapshots;
 mod templates;
 #[cfg(test)]
 mod tests;
@@ -119,6 +120,26 @@ impl Store for SqliteStore {
 
     async fn newest_events(&self, workspace: &Workspace, limit: u32) -> Result<Vec<EventRecord>> {
         self.newest_events_of_all(workspace, limit).await
+    }
+
+    async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<()> {
+        self.do_insert_snapshot(snapshot).await
+    }
+
+    async fn snapshots(&self) -> Result<Vec<SnapshotRecord>> {
+        self.find_snapshots(None).await
+    }
+
+    async fn snapshots_of(&self, agent: &Id) -> Result<Vec<SnapshotRecord>> {
+        self.find_snapshots(Some(agent)).await
+    }
+
+    async fn move_to_snapshot(&self, agent: &Id, snapshot: &Id) -> Result<()> {
+        self.do_move_to_snapshot(agent, snapshot).await
+    }
+
+    async fn delete_snapshot(&self, id: &Id) -> Result<()> {
+        self.do_delete_snapshot(id).await
     }
 
     async fn insert_hold(&self, hold: &HoldRecord) -> Result<()> {

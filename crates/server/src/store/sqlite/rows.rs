@@ -9,8 +9,8 @@ use sqlx::sqlite::SqliteRow;
 
 use super::{Result, StoreError};
 use crate::records::{
-    AgentRecord, AgentSpec, EventRecord, HoldRecord, KeyRecord, Lifetime, Profile, State, Status,
-    TemplateRecord, Workspace,
+    AgentRecord, AgentSpec, EventRecord, HoldRecord, KeyRecord, Lifetime, Profile, SnapshotRecord, State,
+    Status, TemplateRecord, Workspace,
 };
 
 /// Reads the columns of one row and collects what is wrong with them.
@@ -84,6 +84,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
     };
     let reason: String = columns.get("reason").unwrap_or_default();
     let box_json: Option<String> = columns.get("box_record").flatten();
+    let snapshot: Option<String> = columns.get("snapshot").flatten();
     let image_json: Option<String> = columns.get("image").flatten();
     let mut status = Status {
         state: State::Failed,
@@ -145,6 +146,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
         status,
         box_record,
         image,
+        snapshot: snapshot.and_then(|id| id.parse().ok()),
     })
 }
 
@@ -163,6 +165,23 @@ pub(super) fn event(row: &SqliteRow) -> Result<EventRecord> {
         })
     })();
     record.ok_or_else(|| damaged("event", row, columns))
+}
+
+pub(super) fn snapshot(row: &SqliteRow) -> Result<SnapshotRecord> {
+    let mut columns = Columns::of(row);
+    let parent: Option<Option<String>> = columns.get("parent");
+    let record = (|| {
+        Some(SnapshotRecord {
+            id: columns.parse("id")?,
+            agent: columns.parse("agent")?,
+            made: columns.get("made")?,
+            label: columns.get("label")?,
+            kind: columns.parse("kind")?,
+            parent: parent?.and_then(|id| id.parse().ok()),
+            size: columns.unsigned("size")?,
+        })
+    })();
+    record.ok_or_else(|| damaged("snapshot", row, columns))
 }
 
 pub(super) fn hold(row: &SqliteRow) -> Result<HoldRecord> {

@@ -1,0 +1,197 @@
+//! Snapshots: a home, and perhaps the memory, at one instant. A live agent is held still for as long as
+//! that takes, and goes on.
+
+use std::sync::Arc;
+
+use dorm_engine::{EngineError, Id};
+
+use super::decide::Rest;
+use super::standby::thawed_again;
+use super::transition::Setback;
+use super::{Agent, Trouble, images};
+use crate::faults::Point;
+use crate::records::{SnapshotKind, SnapshotRecord, now};
+
+const VERB: &str = "be snapshotted";
+
+impl Agent {
+    /// Returns when the snapshot is on disk, and the agent goes on. One of an agent that has no memory
+    /// is of its files.
+    pub async fn snapshot(
+        self: &Arc<Self>,
+        label: &str,
+        kind: SnapshotKind,
+    ) -> Result<SnapshotRecord, Trouble> {
+        let id = Id::random();
+        let label = label.to_owned();
+        self.ask(super::decide::Request::Snapshot {
+            id: id.clone(),
+            label,
+            kind,
+        })
+        .await?;
+        self.find_snapshot(id.as_str()).await
+    }
+
+    pub async fn snapshots(&self) -> Result<Vec<SnapshotRecord>, Trouble> {
+        Ok(self.ctx.store.snapshots_of(&self.profile.id).await?)
+    }
+
+    /// By id, or by label: the newest of that label.
+    pub async fn find_snapshot(&self, id_or_label: &str) -> Result<SnapshotRecord, Trouble> {
+        let all = self.snapshots().await?;
+        let by_id = all.iter().find(|snapshot| snapshot.id.as_str() == id_or_label);
+        let by_label = || {
+            let labelled =
+                |snapshot: &&SnapshotRecord| !id_or_label.is_empty() && snapshot.label == id_or_label;
+            all.iter().rfind(labelled)
+        };
+        let found = by_id.or_else(by_label).cloned();
+        found.ok_or_else(|| Trouble::NoSnapshot(id_or_label.to_owned()))
+    }
+
+    /// The record first: what is left after a crash is removed by the next daemon.
+    pub async fn delete_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
+        self.ctx.store.delete_snapshot(&snapshot.id).await?;
+        images::discard(self, &snapshot.id).await;
+        self.ctx
+            .homes
+            .delete_snapshot(&snapshot.id)
+            .await
+            .map_err(Trouble::engine("have a snapshot deleted"))
+    }
+}
+
+/// Takes the snapshot; the agent is afterwards as it was.
+pub(super) async fn take(
+    agent: &Arc<Agent>,
+    from: Rest,
+    id: &Id,
+    label: &str,
+    kind: SnapshotKind,
+) -> Result<(), Setback> {
+    let taken = match from {
+        Rest::Running => live(agent, id, label, kind).await,
+        Rest::Standby => {
+            agent.links.cut().await;
+            whole(agent, id, label, kind, true).await
+        }
+        Rest::Hibernated | Rest::Stopped | Rest::Failed => whole(agent, id, label, kind, false).await,
+    };
+    if let Err(trouble) = taken {
+        discard(agent, id).await;
+        return Err(match from {
+            Rest::Running => thawed_again(agent, trouble).await,
+            Rest::Standby | Rest::Hibernated | Rest::Stopped | Rest::Failed => Setback::at(from, trouble),
+        });
+    }
+    Ok(())
+}
+
+async fn live(agent: &Arc<Agent>, id: &Id, label: &str, kind: SnapshotKind) -> Result<(), Trouble> {
+    let engine = &agent.ctx.engine;
+    if kind == SnapshotKind::Full {
+        engine.can_checkpoint().map_err(Trouble::NoImages)?;
+        agent.links.cut().await;
+    }
+    engine
+        .freeze(&agent.profile.id)
+        .await
+        .map_err(Trouble::engine(VERB))?;
+    let size = keep(agent, id, kind, true).await?;
+    engine
+        .thaw(&agent.profile.id)
+        .await
+        .map_err(Trouble::engine("go on after its snapshot"))?;
+    record(agent, id, label, kind, size).await
+}
+
+/// Of an agent that stands still anyway.
+async fn whole(
+    agent: &Arc<Agent>,
+    id: &Id,
+    label: &str,
+    kind: SnapshotKind,
+    has_box: bool,
+) -> Result<(), Trouble> {
+    let has_memory = has_box || agent.current_image().is_some();
+    let kind = if has_memory { kind } else { SnapshotKind::Files };
+    let size = keep(agent, id, kind, has_box).await?;
+    record(agent, id, label, kind, size).await
+}
+
+/// The memory and the home, of one instant; gives the size of the memory image.
+async fn keep(agent: &Arc<Agent>, id: &Id, kind: SnapshotKind, has_box: bool) -> Result<u64, Trouble> {
+    let ctx = &agent.ctx;
+    ctx.faults.reach(Point::SnapshotFrozen).await?;
+    let size = match kind {
+        SnapshotKind::Files => 0,
+        SnapshotKind::Full => memory(agent, id, has_box).await?,
+    };
+    ctx.faults.reach(Point::SnapshotImageMade).await?;
+    ctx.homes
+        .snapshot(&agent.profile.id, id)
+        .await
+        .map_err(Trouble::engine(VERB))?;
+    ctx.faults.reach(Point::SnapshotHomeKept).await?;
+    Ok(size)
+}
+
+async fn memory(agent: &Arc<Agent>, id: &Id, has_box: bool) -> Result<u64, Trouble> {
+    let ctx = &agent.ctx;
+    let path = images::new_path(agent, id).await.map_err(Trouble::disk(VERB))?;
+    match agent.current_image() {
+        // It is on disk already, and is never written to again.
+        Some(image) => {
+            let generation = ctx.homes.generation(&agent.profile.id).await;
+            if generation.map_err(Trouble::engine(VERB))? != image.generation {
+                let why = "its files have changed since its memory was saved".to_owned();
+                return Err(Trouble::engine(VERB)(EngineError::BadImage(why)));
+            }
+            images::share(&images::path(agent, &image.id), &path)
+                .await
+                .map_err(Trouble::disk(VERB))?;
+            Ok(image.size)
+        }
+        None if has_box => {
+            ctx.engine.can_checkpoint().map_err(Trouble::NoImages)?;
+            let made = ctx.engine.checkpoint(&agent.profile.id, &path).await;
+            Ok(made.map_err(Trouble::engine(VERB))?.size)
+        }
+        None => Ok(0),
+    }
+}
+
+async fn record(
+    agent: &Arc<Agent>,
+    id: &Id,
+    label: &str,
+    kind: SnapshotKind,
+    size: u64,
+) -> Result<(), Trouble> {
+    let record = SnapshotRecord {
+        id: id.clone(),
+        agent: agent.profile.id.clone(),
+        made: now(),
+        label: label.to_owned(),
+        kind,
+        parent: agent.at_snapshot(),
+        size,
+    };
+    agent.ctx.store.insert_snapshot(&record).await?;
+    agent.ctx.faults.reach(Point::SnapshotRecorded).await?;
+    agent.set_at_snapshot(Some(id.clone()));
+    Ok(())
+}
+
+/// What there may be of a snapshot that was not taken.
+async fn discard(agent: &Arc<Agent>, id: &Id) {
+    images::discard(agent, id).await;
+    if let Err(error) = agent.ctx.store.delete_snapshot(id).await {
+        tracing::error!(agent = %agent.profile.name, %error, "a snapshot that was not taken is recorded");
+        return;
+    }
+    if let Err(error) = agent.ctx.homes.delete_snapshot(id).await {
+        tracing::warn!(agent = %agent.profile.name, %error, "a snapshot that was not taken is left");
+    }
+}

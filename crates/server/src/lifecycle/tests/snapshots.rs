@@ -1,0 +1,299 @@
+//! Snapshots, and what is made of them.
+
+use super::World;
+use crate::faults::{Action, Point};
+use crate::guest_client::fake::FakeGuests;
+use crate::lifecycle::Trouble;
+use crate::records::{Lifetime, SnapshotKind, State};
+
+#[tokio::test]
+async fn a_live_agent_goes_on_after_its_snapshot() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "a secret");
+    for kind in [SnapshotKind::Full, SnapshotKind::Files] {
+        let snapshot = agent.snapshot("before", kind).await.unwrap();
+        assert_eq!((snapshot.kind, snapshot.label.as_str()), (kind, "before"));
+        assert_eq!(agent.state(), State::Running);
+        assert_eq!(agent.published().status.reason, "started");
+        world.assert_in_order().await;
+    }
+    let all = agent.snapshots().await.unwrap();
+    assert_eq!(all[1].parent.as_ref(), Some(&all[0].id));
+    assert_eq!(
+        agent.find_snapshot("before").await.unwrap(),
+        all[1],
+        "the newest of a label"
+    );
+    assert_eq!(
+        world.engine.memory(&agent.profile.id).as_deref(),
+        Some("a secret")
+    );
+}
+
+#[tokio::test]
+async fn an_agent_in_any_state_of_rest_is_snapshotted_as_it_is() {
+    let world = World::new().await;
+    let agent = world.stopped("one").await;
+    let snapshot = agent.snapshot("", SnapshotKind::Full).await.unwrap();
+    assert_eq!(snapshot.kind, SnapshotKind::Files, "it has no memory");
+    agent.ensure_running().await.unwrap();
+    world.engine.remember(&agent.profile.id, "a secret");
+    agent.pause().await.unwrap();
+    let paused = agent.snapshot("", SnapshotKind::Full).await.unwrap();
+    assert_eq!(agent.state(), State::Standby);
+    world.assert_in_order().await;
+    agent.hibernate("asked").await.unwrap();
+    let checkpoints = world.engine.checkpoints();
+    let slept = agent.snapshot("", SnapshotKind::Full).await.unwrap();
+    assert_eq!(agent.state(), State::Hibernated);
+    assert_eq!(
+        world.engine.checkpoints(),
+        checkpoints,
+        "the image is there already"
+    );
+    assert_eq!(
+        (paused.kind, slept.kind),
+        (SnapshotKind::Full, SnapshotKind::Full)
+    );
+    world.assert_in_order().await;
+    agent.delete().await.unwrap();
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_rollback_brings_back_files_and_memory_and_keeps_what_was() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    let id = agent.profile.id.clone();
+    world.engine.remember(&id, "old memory");
+    world.homes.write(&id, "old files");
+    let old = agent.snapshot("old", SnapshotKind::Full).await.unwrap();
+    world.engine.remember(&id, "new memory");
+    world.homes.write(&id, "new files");
+    let new = agent.roll_back(&old).await.unwrap();
+    assert_eq!(agent.state(), State::Running);
+    let now = |world: &World| {
+        (
+            world.engine.memory(&id).unwrap(),
+            world.homes.content(&id).unwrap(),
+        )
+    };
+    assert_eq!(now(&world), ("old memory".to_owned(), "old files".to_owned()));
+    world.assert_in_order().await;
+    agent.roll_back(&new).await.unwrap();
+    assert_eq!(now(&world), ("new memory".to_owned(), "new files".to_owned()));
+    let newest = agent.snapshots().await.unwrap().pop().unwrap();
+    assert_eq!(newest.parent, Some(old.id), "it was at the old one");
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_rollback_to_files_starts_what_ran_and_leaves_stopped_what_did_not() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    let id = agent.profile.id.clone();
+    world.homes.write(&id, "old");
+    let old = agent.snapshot("", SnapshotKind::Files).await.unwrap();
+    world.homes.write(&id, "new");
+    world.engine.remember(&id, "a secret");
+    agent.roll_back(&old).await.unwrap();
+    assert_eq!(
+        (agent.state(), world.engine.memory(&id).as_deref()),
+        (State::Running, Some(""))
+    );
+    agent.stop(None).await.unwrap();
+    world.homes.write(&id, "newer");
+    agent.roll_back(&old).await.unwrap();
+    assert_eq!(agent.state(), State::Stopped);
+    assert_eq!(world.homes.content(&id).as_deref(), Some("old"));
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_rollback_of_what_cannot_be_saved_keeps_its_files_at_least() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    let old = agent.snapshot("", SnapshotKind::Files).await.unwrap();
+    world.engine.fail_next_checkpoint("io_uring");
+    let before = agent.roll_back(&old).await.unwrap();
+    assert_eq!(before.kind, SnapshotKind::Files);
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_rollback_that_fails_leaves_the_home_and_says_why() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    let id = agent.profile.id.clone();
+    let old = agent.snapshot("", SnapshotKind::Full).await.unwrap();
+    world.homes.write(&id, "new");
+    world.homes.fail_next_roll_back("the disk is full");
+    let trouble = agent.roll_back(&old).await.unwrap_err();
+    assert!(trouble.in_full().contains("the disk is full"));
+    assert_eq!(agent.state(), State::Failed);
+    assert_eq!(world.homes.content(&id).as_deref(), Some("new"));
+    agent.ensure_running().await.unwrap();
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_snapshot_that_fails_leaves_nothing_and_the_agent_as_it_was() {
+    let points = [
+        Point::SnapshotFrozen,
+        Point::SnapshotImageMade,
+        Point::SnapshotHomeKept,
+        Point::SnapshotRecorded,
+    ];
+    for point in points {
+        for state in [State::Running, State::Standby, State::Hibernated] {
+            let world = World::new().await;
+            let agent = world.running("one").await;
+            match state {
+                State::Standby => agent.pause().await.unwrap(),
+                State::Hibernated => agent.hibernate("asked").await.unwrap(),
+                _ => {}
+            }
+            world.faults.arm(point, Action::Fail);
+            agent.snapshot("", SnapshotKind::Full).await.unwrap_err();
+            assert_eq!(agent.state(), state, "{point:?}");
+            assert!(agent.snapshots().await.unwrap().is_empty(), "{point:?}");
+            world.assert_in_order().await;
+        }
+    }
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.fail_next_checkpoint("io_uring");
+    agent.snapshot("", SnapshotKind::Full).await.unwrap_err();
+    world.homes.fail_next_snapshot("no");
+    agent.snapshot("", SnapshotKind::Files).await.unwrap_err();
+    assert_eq!(agent.state(), State::Running);
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn forks_run_with_the_memory_of_their_source_and_an_identity_of_their_own() {
+    let world = World::new().await;
+    let guests = FakeGuests::answering(&world.engine, |_| None);
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "a secret");
+    world.homes.write(&agent.profile.id, "a file");
+    let names = ["two", "three"].map(str::to_owned).to_vec();
+    let forks = world
+        .registry
+        .fork(&agent, names, None, false, true)
+        .await
+        .unwrap();
+    for (fork, name) in forks.iter().zip(["two", "three"]) {
+        let id = &fork.profile.id;
+        assert_eq!((fork.profile.name.as_str(), fork.state()), (name, State::Running));
+        assert_eq!(world.engine.memory(id).as_deref(), Some("a secret"));
+        assert_eq!(world.homes.content(id).as_deref(), Some("a file"));
+        assert_eq!(fork.profile.uid_base, agent.profile.uid_base);
+        assert_ne!(fork.profile.slot, agent.profile.slot);
+        let told = guests.asked(|asked| {
+            let told = asked.introduced.iter().find(|told| told["hostname"] == name);
+            told.cloned().expect("it was told who it is")
+        });
+        assert_eq!(told["agentId"], id.as_str());
+        assert_eq!(told["entropy"].as_str().unwrap().len(), 88);
+    }
+    assert!(
+        agent.snapshots().await.unwrap().is_empty(),
+        "nothing passing is left"
+    );
+    assert_eq!(agent.state(), State::Running);
+    world.assert_in_order().await;
+    agent.delete().await.unwrap();
+    forks[0].hibernate("asked").await.unwrap();
+    forks[0].ensure_running().await.unwrap();
+    assert_eq!(
+        guests.asked(|asked| asked.introduced.len()),
+        2,
+        "it knows who it is"
+    );
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_fork_from_a_snapshot_or_of_files_alone_is_what_was_asked_for() {
+    let mut world = World::new().await;
+    let _guests = FakeGuests::answering(&world.engine, |_| None);
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "old");
+    let old = agent.snapshot("old", SnapshotKind::Full).await.unwrap();
+    world.engine.remember(&agent.profile.id, "new");
+    let fork = |name: &str, from, files_only, start| {
+        let (registry, agent) = (world.registry.clone(), agent.clone());
+        let names = vec![name.to_owned()];
+        async move {
+            registry
+                .fork(&agent, names, from, files_only, start)
+                .await
+                .unwrap()
+                .remove(0)
+        }
+    };
+    let from_old = fork("old", Some(old.clone()), false, true).await;
+    assert_eq!(world.engine.memory(&from_old.profile.id).as_deref(), Some("old"));
+    let files = fork("files", Some(old), true, true).await;
+    assert_eq!(world.engine.memory(&files.profile.id).as_deref(), Some(""));
+    assert_ne!(files.profile.uid_base, agent.profile.uid_base);
+    let asleep = fork("asleep", None, false, false).await;
+    assert_eq!(asleep.state(), State::Hibernated);
+    assert_eq!(agent.snapshots().await.unwrap().len(), 1);
+    world.assert_in_order().await;
+    world.engine.reboot();
+    world.restart().await;
+    let asleep = world.get("asleep").unwrap();
+    asleep.ensure_running().await.unwrap();
+    assert_eq!(world.engine.memory(&asleep.profile.id).as_deref(), Some("new"));
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn whatever_fails_in_a_fork_leaves_nothing_of_it() {
+    let world = World::new().await;
+    let _guests = FakeGuests::answering(&world.engine, |_| None);
+    let agent = world.running("one").await;
+    let fork = |names: &[&str]| {
+        let (registry, agent) = (world.registry.clone(), agent.clone());
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        async move { registry.fork(&agent, names, None, false, true).await }
+    };
+    for point in [
+        Point::ForkHomeMade,
+        Point::ForkImageMade,
+        Point::StartRecorded,
+        Point::StartBoxUp,
+    ] {
+        world.faults.arm(point, Action::Fail);
+        assert!(fork(&["two", "three"]).await.is_err(), "{point:?}");
+        assert_eq!(world.registry.all().len(), 1, "{point:?}");
+        world.assert_in_order().await;
+    }
+    let taken = fork(&["two", "one"]).await;
+    assert!(matches!(taken, Err(Trouble::Store(_))), "the name is taken");
+    assert_eq!(world.registry.all().len(), 1);
+    world.assert_in_order().await;
+    fork(&["two"]).await.unwrap();
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn an_agent_that_is_deleted_takes_its_snapshots_with_it_but_not_its_forks() {
+    let world = World::new().await;
+    let _guests = FakeGuests::answering(&world.engine, |_| None);
+    let agent = world.create("one", Lifetime::Persistent, true).await.unwrap();
+    let snapshot = agent.snapshot("", SnapshotKind::Full).await.unwrap();
+    let names = vec!["two".to_owned()];
+    let forks = world
+        .registry
+        .fork(&agent, names, Some(snapshot), false, false)
+        .await
+        .unwrap();
+    agent.delete().await.unwrap();
+    world.assert_in_order().await;
+    forks[0].ensure_running().await.unwrap();
+    world.assert_in_order().await;
+}

@@ -1,0 +1,175 @@
+//! What every store must do for agents that sleep, are held, followed and snapshotted.
+
+use dorm_engine::Id;
+
+use super::conformance::{SLOTS, new_agent};
+use super::{Store, StoreError};
+use crate::records::{
+    BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, NewAgentRecord, SnapshotKind,
+    SnapshotRecord, State, Status, Workspace,
+};
+
+pub(super) async fn a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_state(store: &dyn Store) {
+    let id = store
+        .insert_agent(&new_agent("one"), SLOTS)
+        .await
+        .unwrap()
+        .profile
+        .id;
+    let image = ImageRecord {
+        id: Id::random(),
+        generation: 9,
+        size: 10,
+        made: 11,
+        current: true,
+        foreign: true,
+    };
+    let status = Status::now(State::Standby, "");
+    let stale = ImageRecord {
+        current: false,
+        ..image.clone()
+    };
+    for (change, expected) in [
+        (ImageChange::Keep, Some(&image)),
+        (ImageChange::Stale, Some(&stale)),
+        (ImageChange::Clear, None),
+    ] {
+        store.set_image(&id, Some(&image)).await.unwrap();
+        let change = Change {
+            agent: &id,
+            from: State::Running,
+            to: &status,
+            millis: None,
+            box_record: BoxChange::Keep,
+            image: change,
+        };
+        store.change_state(&change).await.unwrap();
+        let agent = store.agents().await.unwrap().readable.remove(0);
+        assert_eq!(agent.image.as_ref(), expected);
+    }
+    let change = Change {
+        agent: &id,
+        from: State::Standby,
+        to: &status,
+        millis: None,
+        box_record: BoxChange::Keep,
+        image: ImageChange::Stale,
+    };
+    store.change_state(&change).await.unwrap();
+    assert_eq!(store.agents().await.unwrap().readable[0].image, None);
+    let missing = store.set_image(&Id::random(), Some(&image)).await;
+    assert!(matches!(missing, Err(StoreError::NotFound { .. })), "{missing:?}");
+}
+
+pub(super) async fn events_are_followed_of_one_agent_or_of_a_workspace(store: &dyn Store) {
+    let mut ids = Vec::new();
+    for name in ["one", "two", "three"] {
+        ids.push(
+            store
+                .insert_agent(&new_agent(name), SLOTS)
+                .await
+                .unwrap()
+                .profile
+                .id,
+        );
+    }
+    let workspace = Workspace::default();
+    let of = |events: Vec<EventRecord>| -> Vec<Id> { events.into_iter().map(|event| event.agent).collect() };
+    let all = store.events_after(&workspace, None, 0, 100).await.unwrap();
+    let second = all[1].seq;
+    assert_eq!(of(all), ids);
+    assert_eq!(
+        of(store.events_after(&workspace, None, second, 100).await.unwrap()),
+        ids[2..]
+    );
+    assert_eq!(
+        of(store.events_after(&workspace, None, 0, 1).await.unwrap()),
+        ids[..1]
+    );
+    let one = store
+        .events_after(&workspace, Some(&ids[1]), 0, 100)
+        .await
+        .unwrap();
+    assert_eq!(of(one), ids[1..2]);
+    ids.reverse();
+    assert_eq!(of(store.newest_events(&workspace, 2).await.unwrap()), ids[..2]);
+    let other = Workspace::new("other");
+    assert!(store.events_after(&other, None, 0, 100).await.unwrap().is_empty());
+    assert!(store.newest_events(&other, 100).await.unwrap().is_empty());
+}
+
+pub(super) async fn snapshots_are_kept_in_order_and_the_agent_is_at_the_last(store: &dyn Store) {
+    let image = ImageRecord {
+        id: Id::random(),
+        generation: 1,
+        size: 2,
+        made: 3,
+        current: true,
+        foreign: true,
+    };
+    let new = NewAgentRecord {
+        uid_base: Some(77),
+        image: Some(image.clone()),
+        ..new_agent("one")
+    };
+    let agent = store.insert_agent(&new, SLOTS).await.unwrap();
+    assert_eq!((agent.profile.uid_base, agent.image.as_ref()), (77, Some(&image)));
+    assert_eq!(
+        store.agents().await.unwrap().readable,
+        std::slice::from_ref(&agent)
+    );
+    let id = &agent.profile.id;
+    let mut snapshots = Vec::new();
+    for (made, kind) in [(1, SnapshotKind::Files), (2, SnapshotKind::Full)] {
+        let snapshot = SnapshotRecord {
+            id: Id::random(),
+            agent: id.clone(),
+            made,
+            label: "before".to_owned(),
+            kind,
+            parent: snapshots.last().map(|last: &SnapshotRecord| last.id.clone()),
+            size: 9,
+        };
+        store.insert_snapshot(&snapshot).await.unwrap();
+        assert_eq!(
+            store.agents().await.unwrap().readable[0].snapshot.as_ref(),
+            Some(&snapshot.id)
+        );
+        snapshots.push(snapshot);
+    }
+    assert_eq!(store.snapshots().await.unwrap(), snapshots);
+    assert_eq!(store.snapshots_of(id).await.unwrap(), snapshots);
+    assert!(store.snapshots_of(&Id::random()).await.unwrap().is_empty());
+    store.move_to_snapshot(id, &snapshots[0].id).await.unwrap();
+    assert_eq!(
+        store.agents().await.unwrap().readable[0].snapshot.as_ref(),
+        Some(&snapshots[0].id)
+    );
+    store.delete_snapshot(&snapshots[0].id).await.unwrap();
+    store.delete_snapshot(&snapshots[0].id).await.unwrap();
+    assert_eq!(store.snapshots().await.unwrap(), snapshots[1..]);
+    store.delete_agent(id).await.unwrap();
+    assert!(store.snapshots().await.unwrap().is_empty());
+}
+
+pub(super) async fn holds_are_listed_and_go_with_their_agent(store: &dyn Store) {
+    let mut holds = Vec::new();
+    for (made, name) in (1..).zip(["one", "two"]) {
+        let agent = store.insert_agent(&new_agent(name), SLOTS).await.unwrap();
+        let hold = HoldRecord {
+            id: Id::random(),
+            agent: agent.profile.id,
+            reason: "because".to_owned(),
+            made,
+            until: 99,
+        };
+        store.insert_hold(&hold).await.unwrap();
+        holds.push(hold);
+    }
+    assert_eq!(store.holds().await.unwrap(), holds);
+    store.delete_hold(&holds[0].id).await.unwrap();
+    store.delete_hold(&holds[0].id).await.unwrap();
+    assert_eq!(store.holds().await.unwrap(), holds[1..]);
+    store.delete_agent(&holds[1].agent).await.unwrap();
+    assert!(store.holds().await.unwrap().is_empty());
+}

@@ -1,0 +1,67 @@
+//! Snapshots of agents.
+
+use dorm_engine::Id;
+
+use super::{Result, SqliteStore, StoreError, database, rows};
+use crate::records::SnapshotRecord;
+
+impl SqliteStore {
+    pub(super) async fn do_insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<()> {
+        const DOING: &str = "added a snapshot";
+        let mut tx = self.writer.begin().await.map_err(database(DOING))?;
+        sqlx::query(
+            "INSERT INTO snapshots (id, agent, made, label, kind, parent, size) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        )
+        .bind(snapshot.id.as_str())
+        .bind(snapshot.agent.as_str())
+        .bind(snapshot.made)
+        .bind(&snapshot.label)
+        .bind(snapshot.kind.as_str())
+        .bind(snapshot.parent.as_ref().map(Id::as_str))
+        .bind(i64::try_from(snapshot.size).unwrap_or(i64::MAX))
+        .execute(&mut *tx)
+        .await
+        .map_err(database(DOING))?;
+        sqlx::query("UPDATE agents SET snapshot = ? WHERE id = ?")
+            .bind(snapshot.id.as_str())
+            .bind(snapshot.agent.as_str())
+            .execute(&mut *tx)
+            .await
+            .map_err(database(DOING))?;
+        tx.commit().await.map_err(database(DOING))
+    }
+
+    pub(super) async fn find_snapshots(&self, agent: Option<&Id>) -> Result<Vec<SnapshotRecord>> {
+        let rows = sqlx::query("SELECT * FROM snapshots WHERE ?1 IS NULL OR agent = ?1 ORDER BY made, rowid")
+            .bind(agent.map(Id::as_str))
+            .fetch_all(&self.readers)
+            .await
+            .map_err(database("read the snapshots"))?;
+        Ok(rows::readable(&rows, rows::snapshot))
+    }
+
+    pub(super) async fn do_move_to_snapshot(&self, agent: &Id, snapshot: &Id) -> Result<()> {
+        let updated = sqlx::query("UPDATE agents SET snapshot = ? WHERE id = ?")
+            .bind(snapshot.as_str())
+            .bind(agent.as_str())
+            .execute(&self.writer)
+            .await
+            .map_err(database("recorded where an agent is"))?;
+        match updated.rows_affected() {
+            0 => Err(StoreError::NotFound {
+                kind: "agent",
+                name: agent.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) async fn do_delete_snapshot(&self, id: &Id) -> Result<()> {
+        sqlx::query("DELETE FROM snapshots WHERE id = ?")
+            .bind(id.as_str())
+            .execute(&self.writer)
+            .await
+            .map_err(database("deleted a snapshot"))?;
+        Ok(())
+    }
+}
