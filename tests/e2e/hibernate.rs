@@ -177,7 +177,7 @@ fn what_cannot_be_saved_is_named_and_goes_on() -> Result<()> {
     agent.exec_with(&["-d"], &["python3", "-c", holder])?.succeeded()?;
     until("the holder holds", &agent, "test -e /tmp/holding")?;
     let before = ask(&agent)?;
-    server.dorm(&["hibernate", &agent.name])?.refused(1, &["memory cannot be saved", "goes on as it was"])?;
+    server.dorm(&["hibernate", &agent.name])?.refused(4, &["memory cannot be saved", "goes on as it was"])?;
     ensure!(agent.state()? == "running", "it is {}", agent.state()?);
     same(&before, &ask(&agent)?)?;
     ensure!(server.dorm(&["why", &agent.name])?.text()?.contains("could not be saved"));
