@@ -15,6 +15,8 @@ harness::tests![
     a_shell_keeps_its_variables_listeners_and_pipes_their_ends,
     what_cannot_be_saved_is_named_and_goes_on,
     a_hibernated_agent_can_be_stopped_and_deleted,
+    a_fork_goes_on_with_the_memory_under_a_name_of_its_own,
+    a_rollback_brings_back_files_and_memory_and_can_be_undone,
 ];
 
 /// A process that counts and holds a secret, both in its memory alone; it answers with them on a unix socket.
@@ -195,5 +197,39 @@ fn a_hibernated_agent_can_be_stopped_and_deleted() -> Result<()> {
     hibernate(&agent)?;
     server.dorm(&["rm", "--yes", &agent.name])?.succeeded()?;
     ensure!(!server.data.join("images").join(&agent.id).exists(), "the image outlived its agent");
+    Ok(())
+}
+
+fn a_fork_goes_on_with_the_memory_under_a_name_of_its_own() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("forked")?;
+    keeper(&agent)?;
+    let before = ask(&agent)?;
+    let name = format!("{}-copy", agent.name);
+    server.dorm(&["fork", &agent.name, &name])?.succeeded()?;
+    let copy = server.adopt(&name)?;
+    same(&before, &ask(&copy)?)?;
+    ensure!(copy.sh_text("hostname; cat /etc/hostname")?.split_whitespace().all(|n| n == name));
+    ensure!(copy.id != agent.id && copy.address()? != agent.address()?);
+    copy.sh("echo mine > ~/only-here")?.succeeded()?;
+    ensure!(agent.sh("test -e ~/only-here")?.code == 1, "the fork writes to the other's home");
+    same(&before, &ask(&agent)?)
+}
+
+fn a_rollback_brings_back_files_and_memory_and_can_be_undone() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("rolled")?;
+    keeper(&agent)?;
+    let before = ask(&agent)?;
+    let snapshot = server.dorm(&["snapshot", &agent.name, "--label", "before"])?.text()?.trim().to_owned();
+    agent.sh("echo later > ~/later; pkill python3; rm /tmp/keeper")?.succeeded()?;
+    server.dorm(&["rollback", &agent.name, &snapshot])?.succeeded()?;
+    same(&before, &ask(&agent)?)?;
+    ensure!(agent.sh("test -e ~/later")?.code == 1);
+    let snapshots = server.json(&["snapshots", &agent.name])?;
+    let newest = snapshots.as_array().context("no list")?.iter().filter_map(|s| s["id"].as_str());
+    let undo = newest.filter(|id| *id != snapshot).next().context("the present was not kept")?.to_owned();
+    server.dorm(&["rollback", &agent.name, &undo])?.succeeded()?;
+    ensure!(agent.sh_text("cat ~/later")?.trim() == "later");
     Ok(())
 }

@@ -97,15 +97,17 @@ pub(crate) fn apply(config: &BootConfig) {
             .collect();
         write_logged(Path::new("/etc/resolv.conf"), lines.as_bytes());
     }
-    if !config.hostname.is_empty() {
-        write_logged(
-            Path::new("/etc/hostname"),
-            format!("{}\n", config.hostname).as_bytes(),
-        );
+    name(&config.hostname);
+}
+
+/// Writes the host name to where programs look for it.
+pub(crate) fn name(hostname: &str) {
+    if !hostname.is_empty() {
+        write_logged(Path::new("/etc/hostname"), format!("{hostname}\n").as_bytes());
     }
     let hosts = Path::new("/etc/hosts");
     let old = fs::read_to_string(hosts).unwrap_or_default();
-    if let Some(new) = with_hosts(&old, &config.hostname) {
+    if let Some(new) = with_hosts(&old, hostname) {
         write_logged(hosts, new.as_bytes());
     }
 }

@@ -110,6 +110,15 @@ pub fn enter_network(netns: BorrowedFd<'_>) -> io::Result<()> {
     )?)
 }
 
+/// Sets the host name in a uts namespace, from a thread that enters it and ends.
+pub fn set_hostname(uts: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let work = || {
+        rustix::thread::move_into_link_name_space(uts, Some(LinkNameSpaceType::HostNameAndNISDomainName))?;
+        Ok(rustix::system::sethostname(name.as_bytes())?)
+    };
+    std::thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+}
+
 /// Gives the calling thread (of a process with one) a mount namespace of its own.
 pub fn unshare_mounts() -> io::Result<()> {
     // SAFETY: rustix marks unshare unsafe because of CLONE_FILES, which is not given; a new mount

@@ -1,6 +1,7 @@
 //! Memory images: made of a frozen box, and turned into a running one.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -113,6 +114,10 @@ impl Container {
         let _ = criu_process.wait().await;
         let process = Process::open(restored?).map_err(EngineError::io("cannot find the restored box"))?;
         let found = process_netns(&process).and_then(|netns| {
+            // A fork comes back under the name of the agent that its memory was taken from.
+            dorm_sys::namespace::open(process.pid, "uts")
+                .and_then(|uts| dorm_sys::namespace::set_hostname(uts.as_fd(), &spec.hostname))
+                .map_err(EngineError::io("cannot name the restored box"))?;
             let record =
                 record_of(&process, guest_hash).map_err(EngineError::io("cannot find the restored box"))?;
             Ok((netns, record))

@@ -33,6 +33,8 @@ struct Init {
     env_vars: BTreeMap<String, String>,
     default_user: Option<String>,
     default_workdir: Option<String>,
+    /// Given to a box that was forked from another.
+    hostname: Option<String>,
 }
 
 pub(super) async fn init(settings: &Settings, request: Request<Incoming>) -> Result<Response<Body>, Failure> {
@@ -47,6 +49,9 @@ pub(super) async fn init(settings: &Settings, request: Request<Incoming>) -> Res
             .map_err(|e| Failure::bad_request(format!("the body is not what /init takes: {e}")))?
     };
     settings.add_env(init.env_vars);
+    if let Some(hostname) = init.hostname.filter(|_| crate::sys::is_init()) {
+        crate::boot::name(&hostname);
+    }
     settings.set_defaults(init.default_user, init.default_workdir);
     Ok(body::empty(StatusCode::NO_CONTENT))
 }
