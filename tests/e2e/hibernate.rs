@@ -227,8 +227,8 @@ fn a_rollback_brings_back_files_and_memory_and_can_be_undone() -> Result<()> {
     same(&before, &ask(&agent)?)?;
     ensure!(agent.sh("test -e ~/later")?.code == 1);
     let snapshots = server.json(&["snapshots", &agent.name])?;
-    let newest = snapshots.as_array().context("no list")?.iter().filter_map(|s| s["id"].as_str());
-    let undo = newest.filter(|id| *id != snapshot).next().context("the present was not kept")?.to_owned();
+    let mut ids = snapshots.as_array().context("no list")?.iter().filter_map(|s| s["id"].as_str());
+    let undo = ids.find(|id| *id != snapshot).context("the present was not kept")?.to_owned();
     server.dorm(&["rollback", &agent.name, &undo])?.succeeded()?;
     ensure!(agent.sh_text("cat ~/later")?.trim() == "later");
     Ok(())
