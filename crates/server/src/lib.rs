@@ -12,6 +12,7 @@ pub mod records;
 mod serve;
 pub mod store;
 pub mod templates;
+pub mod tokens;
 
 pub use config::Config;
 pub use serve::{ServeError, serve};

@@ -184,6 +184,29 @@ pub struct Sleep {
     pub keep_awake: bool,
 }
 
+/// Who may reach an agent's ports, and how. Kept as JSON, so that fields can be added.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Reach {
+    /// Its ports, other than the guest's, need no token.
+    pub public: bool,
+    /// A request for one of its ports or its guest wakes it. Otherwise it is answered as if there were
+    /// no such agent, unless it runs.
+    pub wakes: bool,
+    /// What the servers in the box see as `Host`, with `${PORT}` for the port; the real one if absent.
+    pub host: Option<String>,
+}
+
+impl Default for Reach {
+    fn default() -> Self {
+        Self {
+            public: false,
+            wakes: true,
+            host: None,
+        }
+    }
+}
+
 /// A memory image of an agent, in its folder under `DATA/images`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageRecord {
@@ -294,6 +317,7 @@ pub struct AgentRecord {
     pub image: Option<ImageRecord>,
     /// The snapshot that it was made at, or rolled back to, last.
     pub snapshot: Option<Id>,
+    pub reach: Reach,
 }
 
 /// An agent before the store gave it a slot.
@@ -311,6 +335,7 @@ pub struct NewAgentRecord {
     /// Host uids that are not those of its slot: a memory image is bound to the ones it was made with.
     pub uid_base: Option<u32>,
     pub image: Option<ImageRecord>,
+    pub reach: Reach,
 }
 
 /// Which slots and host uids agents may have.

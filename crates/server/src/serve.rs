@@ -33,6 +33,7 @@ use crate::metrics::Metrics;
 use crate::records::Workspace;
 use crate::store::{SqliteStore, Store, StoreError};
 use crate::templates::{self, Templates};
+use crate::tokens::Tokens;
 
 /// How long open connections may take to finish once everything else has ended.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -99,6 +100,7 @@ pub async fn serve(
             .await?
             .map_err(data("the first key is written"))?;
     }
+    let tokens = Arc::new(Tokens::open(&*store).await?);
     let metrics = Arc::new(Metrics::default());
     let parts = Parts {
         store: store.clone(),
@@ -128,6 +130,7 @@ pub async fn serve(
         homes,
         registry: registry.clone(),
         keys: keys.clone(),
+        tokens,
         metrics,
         templates: templates.clone(),
         build_slots,

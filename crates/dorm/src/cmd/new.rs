@@ -43,6 +43,9 @@ pub(crate) struct Args {
     /// Never goes to sleep by itself
     #[arg(long)]
     keep_awake: bool,
+    /// Its ports need no token: whoever has a URL of it may open it
+    #[arg(long)]
+    public: bool,
     /// Goes away when its box ends
     #[arg(long)]
     ephemeral: bool,
@@ -72,6 +75,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         durable_after: None,
         hibernate_after: args.hibernate_after,
         keep_awake: args.keep_awake,
+        public: args.public,
         start: !args.no_start,
     };
     let bar = progress::spinner(format!("making {}", request.name));

@@ -43,6 +43,9 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
     if agent.keep_awake {
         fields.push(("sleep", "never by itself".to_owned()));
     }
+    if agent.public {
+        fields.push(("ports", "public".to_owned()));
+    }
     if let Some(size) = agent.image_size {
         let kind = if agent.durable { "current" } else { "stale" };
         fields.push(("memory image", format!("{} ({kind})", Size(size))));

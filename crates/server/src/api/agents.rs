@@ -19,7 +19,7 @@ use super::state::AppState;
 use super::types::{self, Agent, ErrorBody, NewAgent, Stats, StopRequest};
 use super::validate;
 use crate::lifecycle::{self, Creation};
-use crate::records::{Lifetime, State as AgentState, Workspace};
+use crate::records::{Lifetime, Reach, State as AgentState, Workspace};
 
 /// An agent of a request that names none is made from this template.
 const DEFAULT_TEMPLATE: &str = "base";
@@ -55,6 +55,10 @@ async fn create(
         lifetime: match new.lifetime {
             Some(types::Lifetime::Ephemeral) => Lifetime::Ephemeral,
             Some(types::Lifetime::Persistent) | None => Lifetime::Persistent,
+        },
+        reach: Reach {
+            public: new.public,
+            ..Reach::default()
         },
         start: new.start,
     };
@@ -244,6 +248,7 @@ pub(super) fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent 
             _ => 0.0,
         }),
         keep_awake: profile.spec.sleep.keep_awake,
+        public: agent.reach().public,
         durable: image.as_ref().is_some_and(|image| image.current),
         image_size: image.map(|image| image.size),
         memory_used: None,

@@ -14,6 +14,7 @@ use crate::lifecycle::Registry;
 use crate::metrics::Metrics;
 use crate::store::Store;
 use crate::templates::Templates;
+use crate::tokens::Tokens;
 
 #[derive(Clone)]
 pub struct AppState(Arc<Shared>);
@@ -25,6 +26,7 @@ pub struct Shared {
     pub homes: Arc<dyn Homes>,
     pub registry: Arc<Registry>,
     pub keys: Arc<KeyRing>,
+    pub tokens: Arc<Tokens>,
     pub metrics: Arc<Metrics>,
     pub templates: Arc<Templates>,
     /// Slots for the boxes in which templates are built.

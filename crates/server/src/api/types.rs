@@ -63,6 +63,9 @@ pub struct NewAgent {
     /// Never goes to sleep by itself.
     #[serde(default)]
     pub keep_awake: bool,
+    /// Its ports need no token.
+    #[serde(default)]
+    pub public: bool,
     /// Start it at once. Otherwise the first use does.
     #[serde(default = "yes")]
     pub start: bool,
@@ -102,6 +105,9 @@ pub struct Agent {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle: Option<f64>,
     pub keep_awake: bool,
+    /// Whether its ports need no token.
+    #[serde(default)]
+    pub public: bool,
     /// Whether its memory, as it is now, is on disk.
     pub durable: bool,
     /// Bytes of its memory image on disk.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use dorm_engine::{BootConfig, BoxRecord, BoxSpec, Command, Id};
@@ -16,7 +16,7 @@ use super::lag::Lag;
 use super::links::Links;
 use super::registry::Context;
 use super::{Trouble, driver};
-use crate::records::{AgentRecord, HoldRecord, ImageRecord, Profile, State, Status, now};
+use crate::records::{AgentRecord, HoldRecord, ImageRecord, Profile, Reach, State, Status, now};
 
 pub struct Agent {
     pub profile: Profile,
@@ -31,6 +31,7 @@ pub struct Agent {
     pub(super) lag: Lag,
     memory: Mutex<Memory>,
     pub(super) holds: Mutex<Vec<HoldRecord>>,
+    pub(super) reach: RwLock<Arc<Reach>>,
     /// Nothing was seen of it since.
     quiet_since: Mutex<Instant>,
 }
@@ -109,6 +110,7 @@ impl Agent {
                 ..Memory::default()
             }),
             holds: Mutex::default(),
+            reach: RwLock::new(Arc::new(record.reach)),
             quiet_since: Mutex::new(Instant::now()),
         })
     }

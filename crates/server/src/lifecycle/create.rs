@@ -9,7 +9,7 @@ use super::decide::{Rest, Transition};
 use super::registry::Context;
 use super::{Agent, Trouble, driver};
 use crate::faults::Point;
-use crate::records::{AgentRecord, AgentSpec, Lifetime, NewAgentRecord, State, Status, Workspace};
+use crate::records::{AgentRecord, AgentSpec, Lifetime, NewAgentRecord, Reach, State, Status, Workspace};
 
 /// What an agent is to be.
 #[derive(Debug, Clone)]
@@ -20,6 +20,7 @@ pub struct Creation {
     pub template: String,
     pub lifetime: Lifetime,
     pub spec: AgentSpec,
+    pub reach: Reach,
     pub start: bool,
 }
 
@@ -82,6 +83,7 @@ async fn make(ctx: &Arc<Context>, id: &Id, creation: Creation) -> Result<AgentRe
         status: Status::now(state, "created"),
         uid_base: None,
         image: None,
+        reach: creation.reach,
     };
     let record = ctx.store.insert_agent(&new, ctx.slots).await?;
     ctx.recorded.send_modify(|count| *count += 1);

@@ -12,7 +12,7 @@ use futures_util::{StreamExt as _, stream};
 use super::registry::Context;
 use super::{Agent, Registry, Trouble, images};
 use crate::faults::Point;
-use crate::records::{ImageRecord, NewAgentRecord, SnapshotKind, SnapshotRecord, State, Status, now};
+use crate::records::{ImageRecord, NewAgentRecord, Reach, SnapshotKind, SnapshotRecord, State, Status, now};
 
 const VERB: &str = "be forked";
 const AT_ONCE: usize = 4;
@@ -134,6 +134,7 @@ async fn parts(
         status: Status::now(state, format!("forked from {}", profile.name)),
         uid_base: full.then_some(profile.uid_base),
         image,
+        reach: Reach::clone(&source.reach()),
     };
     let record = ctx.store.insert_agent(&new, ctx.slots).await?;
     ctx.recorded.send_modify(|count| *count += 1);

@@ -7,8 +7,8 @@ use dorm_engine::{BoxRecord, Id, Limits};
 pub(super) use super::conformance_sleep::*;
 use super::{Store, StoreError};
 use crate::records::{
-    AgentSpec, BoxChange, Change, ImageChange, KeyRecord, Lifetime, NewAgentRecord, Sleep, Slots, State,
-    Status, TemplateDefaults, TemplateRecord, Workspace, now,
+    AgentSpec, BoxChange, Change, ImageChange, KeyRecord, Lifetime, NewAgentRecord, Reach, Sleep, Slots,
+    State, Status, TemplateDefaults, TemplateRecord, Workspace, now,
 };
 
 pub(super) const SLOTS: Slots = Slots {
@@ -45,6 +45,7 @@ pub(super) fn new_agent(name: &str) -> NewAgentRecord {
         status: Status::now(State::Stopped, "created"),
         uid_base: None,
         image: None,
+        reach: Reach::default(),
     }
 }
 
@@ -359,6 +360,8 @@ macro_rules! conformance {
             events_are_followed_of_one_agent_or_of_a_workspace
             snapshots_are_kept_in_order_and_the_agent_is_at_the_last
             holds_are_listed_and_go_with_their_agent
+            reach_is_kept_and_changes
+            a_secret_of_the_server_is_made_once
             agents_made_at_once_get_different_slots
             a_rebuilt_template_replaces_the_one_of_its_name
             templates_are_listed_by_name_and_deleted_once

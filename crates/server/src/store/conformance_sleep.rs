@@ -5,8 +5,8 @@ use dorm_engine::Id;
 use super::conformance::{SLOTS, new_agent};
 use super::{Store, StoreError};
 use crate::records::{
-    BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, NewAgentRecord, SnapshotKind,
-    SnapshotRecord, State, Status, Workspace,
+    BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, NewAgentRecord, Reach,
+    SnapshotKind, SnapshotRecord, State, Status, Workspace,
 };
 
 pub(super) async fn a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_state(store: &dyn Store) {
@@ -172,4 +172,32 @@ pub(super) async fn holds_are_listed_and_go_with_their_agent(store: &dyn Store) 
     assert_eq!(store.holds().await.unwrap(), holds[1..]);
     store.delete_agent(&holds[1].agent).await.unwrap();
     assert!(store.holds().await.unwrap().is_empty());
+}
+
+pub(super) async fn reach_is_kept_and_changes(store: &dyn Store) {
+    let public = Reach {
+        public: true,
+        ..Reach::default()
+    };
+    let new = NewAgentRecord {
+        reach: public.clone(),
+        ..new_agent("one")
+    };
+    let agent = store.insert_agent(&new, SLOTS).await.unwrap();
+    assert_eq!(agent.reach, public);
+    let changed = Reach {
+        public: false,
+        wakes: false,
+        host: Some("localhost:${PORT}".to_owned()),
+    };
+    store.set_reach(&agent.profile.id, &changed).await.unwrap();
+    assert_eq!(store.agents().await.unwrap().readable[0].reach, changed);
+    let missing = store.set_reach(&Id::random(), &changed).await;
+    assert!(matches!(missing, Err(StoreError::NotFound { .. })), "{missing:?}");
+}
+
+pub(super) async fn a_secret_of_the_server_is_made_once(store: &dyn Store) {
+    assert_eq!(store.server_secret("one", [1; 32]).await.unwrap(), [1; 32]);
+    assert_eq!(store.server_secret("one", [2; 32]).await.unwrap(), [1; 32]);
+    assert_eq!(store.server_secret("two", [2; 32]).await.unwrap(), [2; 32]);
 }

@@ -1,5 +1,6 @@
 //! Records in memory, for tests of what stands on a store. Writes can be made to fail.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -8,7 +9,7 @@ use dorm_engine::Id;
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
     AgentRecord, BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, KeyRecord,
-    NewAgentRecord, Profile, Slots, SnapshotRecord, State, Status, TemplateRecord, Workspace,
+    NewAgentRecord, Profile, Reach, Slots, SnapshotRecord, State, Status, TemplateRecord, Workspace,
 };
 
 #[derive(Default)]
@@ -22,6 +23,7 @@ struct Tables {
     keys: Vec<KeyRecord>,
     holds: Vec<HoldRecord>,
     snapshots: Vec<SnapshotRecord>,
+    secrets: BTreeMap<String, [u8; 32]>,
     fail_changes_to: Option<State>,
     fail_images: bool,
     commits: u64,
@@ -124,6 +126,7 @@ impl Store for MemoryStore {
             box_record: None,
             image: new.image,
             snapshot: None,
+            reach: new.reach,
         };
         tables.agents.push(record.clone());
         tables.agents.sort_by_key(|agent| agent.profile.slot);
@@ -185,6 +188,13 @@ impl Store for MemoryStore {
         let found = tables.agents.iter_mut().find(|known| known.profile.id == *agent);
         found.ok_or_else(|| missing("agent", agent.as_str()))?.image = image.cloned();
         tables.commits += 1;
+        Ok(())
+    }
+
+    async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()> {
+        let mut tables = self.tables();
+        let found = tables.agents.iter_mut().find(|known| known.profile.id == *agent);
+        found.ok_or_else(|| missing("agent", agent.as_str()))?.reach = reach.clone();
         Ok(())
     }
 
@@ -396,6 +406,10 @@ impl Store for MemoryStore {
             key.last_used = key.last_used.max(time);
         }
         Ok(())
+    }
+
+    async fn server_secret(&self, name: &str, new: [u8; 32]) -> Result<[u8; 32]> {
+        Ok(*self.tables().secrets.entry(name.to_owned()).or_insert(new))
     }
 
     async fn is_new(&self) -> Result<bool> {

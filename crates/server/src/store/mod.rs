@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use dorm_engine::Id;
 
 use crate::records::{
-    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Slots,
+    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Reach, Slots,
     SnapshotRecord, TemplateRecord, Workspace,
 };
 
@@ -65,6 +65,7 @@ pub trait Store: Send + Sync + 'static {
     async fn change_state(&self, change: &Change<'_>) -> Result<()>;
     /// Records the memory image of an agent, or that there is none.
     async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()>;
+    async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()>;
     /// Removes an agent and its events. Removing what is not there is no error.
     async fn delete_agent(&self, id: &Id) -> Result<()>;
     /// Newest first. A store keeps the newest thousand of each agent, and may forget older ones.
@@ -117,6 +118,9 @@ pub trait Store: Send + Sync + 'static {
     async fn delete_key(&self, workspace: &Workspace, id: &Id) -> Result<()>;
     /// Records when keys were last used.
     async fn touch_keys(&self, used: &[(Id, i64)]) -> Result<()>;
+
+    /// The secret of this name. `new` becomes it if there is none.
+    async fn server_secret(&self, name: &str, new: [u8; 32]) -> Result<[u8; 32]>;
 
     /// Whether nothing was ever put into the store.
     async fn is_new(&self) -> Result<bool>;

@@ -163,6 +163,7 @@ impl Bench {
             hibernate_after: None,
             // What is measured is not to go to sleep meanwhile.
             keep_awake: true,
+            public: false,
             start: true,
         };
         self.client.post("/v1/agents", &request).await

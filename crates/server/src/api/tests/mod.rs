@@ -29,6 +29,7 @@ use crate::records::{TemplateDefaults, TemplateRecord, Workspace, now};
 use crate::store::memory::MemoryStore;
 use crate::store::{SqliteStore, Store};
 use crate::templates::{self, Templates};
+use crate::tokens::Tokens;
 
 mod agents;
 mod daemon;
@@ -73,6 +74,7 @@ impl Server {
         let registry = Registry::open(parts, true).await.unwrap();
         let keys = KeyRing::new(store.clone());
         let (_, key) = keys.create(&Workspace::default(), "test").await.unwrap();
+        let tokens = Arc::new(Tokens::open(&*store).await.unwrap());
         let build_slots = BuildSlots::new(config.slots());
         let parts = templates::Parts {
             config: config.clone(),
@@ -88,6 +90,7 @@ impl Server {
             homes: homes.clone(),
             registry: registry.clone(),
             keys,
+            tokens,
             metrics,
             templates: Templates::new(parts),
             build_slots,

@@ -13,7 +13,8 @@ use crate::config::OnShutdown;
 use crate::faults::Faults;
 use crate::metrics::Metrics;
 use crate::records::{
-    AgentSpec, Lifetime, Sleep, Slots, SnapshotKind, State, TemplateDefaults, TemplateRecord, Workspace, now,
+    AgentSpec, Lifetime, Reach, Sleep, Slots, SnapshotKind, State, TemplateDefaults, TemplateRecord,
+    Workspace, now,
 };
 use crate::store::Store as _;
 use crate::store::memory::MemoryStore;
@@ -108,6 +109,7 @@ impl World {
             template: "base".to_owned(),
             lifetime,
             spec,
+            reach: Reach::default(),
             start,
         }
     }

@@ -5,8 +5,8 @@ use sqlx::{Sqlite, Transaction};
 
 use super::{AllAgents, Result, SqliteStore, StoreError, database, rows, taken};
 use crate::records::{
-    AgentRecord, BoxChange, Change, EventRecord, ImageChange, ImageRecord, NewAgentRecord, Profile, Slots,
-    State, Status, Workspace,
+    AgentRecord, BoxChange, Change, EventRecord, ImageChange, ImageRecord, NewAgentRecord, Profile, Reach,
+    Slots, State, Status, Workspace,
 };
 
 /// Older events are removed now and then, so that no agent's history grows without end.
@@ -34,8 +34,8 @@ impl SqliteStore {
         };
         sqlx::query(
             "INSERT INTO agents (id, workspace, name, template_id, template_name, lifetime, spec, defaults, \
-             slot, uid_base, state, reason, since, created, image) \
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             slot, uid_base, state, reason, since, created, image, reach) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(profile.id.as_str())
         .bind(profile.workspace.as_str())
@@ -52,6 +52,7 @@ impl SqliteStore {
         .bind(new.status.since)
         .bind(profile.created)
         .bind(new.image.as_ref().map(json))
+        .bind(json(&new.reach))
         .execute(&mut *tx)
         .await
         .map_err(taken(DOING, "an agent", &new.name))?;
@@ -63,6 +64,7 @@ impl SqliteStore {
             box_record: None,
             image: new.image.clone(),
             snapshot: None,
+            reach: new.reach.clone(),
         })
     }
 
@@ -110,12 +112,7 @@ impl SqliteStore {
         .execute(&mut *tx)
         .await
         .map_err(database(DOING))?;
-        if updated.rows_affected() == 0 {
-            return Err(StoreError::NotFound {
-                kind: "agent",
-                name: change.agent.to_string(),
-            });
-        }
+        found(change.agent, updated.rows_affected())?;
         insert_event(&mut tx, change.agent, Some(change.from), to, change.millis).await?;
         tx.commit().await.map_err(database(DOING))
     }
@@ -127,13 +124,17 @@ impl SqliteStore {
             .execute(&self.writer)
             .await
             .map_err(database("recorded a memory image"))?;
-        if updated.rows_affected() == 0 {
-            return Err(StoreError::NotFound {
-                kind: "agent",
-                name: agent.to_string(),
-            });
-        }
-        Ok(())
+        found(agent, updated.rows_affected())
+    }
+
+    pub(super) async fn do_set_reach(&self, agent: &Id, reach: &Reach) -> Result<()> {
+        let updated = sqlx::query("UPDATE agents SET reach = ? WHERE id = ?")
+            .bind(json(reach))
+            .bind(agent.as_str())
+            .execute(&self.writer)
+            .await
+            .map_err(database("recorded who may reach an agent"))?;
+        found(agent, updated.rows_affected())
     }
 
     pub(super) async fn do_delete_agent(&self, id: &Id) -> Result<()> {
@@ -200,6 +201,16 @@ impl SqliteStore {
             .await
             .map(|count: i64| count.unsigned_abs())
             .map_err(database("counted agents"))
+    }
+}
+
+fn found(agent: &Id, rows: u64) -> Result<()> {
+    match rows {
+        0 => Err(StoreError::NotFound {
+            kind: "agent",
+            name: agent.to_string(),
+        }),
+        _ => Ok(()),
     }
 }
 

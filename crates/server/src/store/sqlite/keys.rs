@@ -1,4 +1,4 @@
-//! API keys. Only hashes of secrets come here.
+//! API keys, of which only hashes come here, and the server's own secrets.
 
 use dorm_engine::Id;
 
@@ -70,5 +70,25 @@ impl SqliteStore {
                 .map_err(database(DOING))?;
         }
         tx.commit().await.map_err(database(DOING))
+    }
+
+    pub(super) async fn find_or_insert_secret(&self, name: &str, new: [u8; 32]) -> Result<[u8; 32]> {
+        const DOING: &str = "read a secret of the server";
+        sqlx::query("INSERT INTO server_secrets (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING")
+            .bind(name)
+            .bind(new.as_slice())
+            .execute(&self.writer)
+            .await
+            .map_err(database(DOING))?;
+        let value: Vec<u8> = sqlx::query_scalar("SELECT value FROM server_secrets WHERE name = ?")
+            .bind(name)
+            .fetch_one(&self.writer)
+            .await
+            .map_err(database(DOING))?;
+        value.try_into().map_err(|_| StoreError::Damaged {
+            kind: "secret",
+            name: name.to_owned(),
+            why: "wrong length".to_owned(),
+        })
     }
 }

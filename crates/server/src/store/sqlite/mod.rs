@@ -13,7 +13,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
-    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Slots,
+    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Reach, Slots,
     SnapshotRecord, TemplateRecord, Workspace,
 };
 
@@ -98,6 +98,10 @@ impl Store for SqliteStore {
 
     async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()> {
         self.do_set_image(agent, image).await
+    }
+
+    async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()> {
+        self.do_set_reach(agent, reach).await
     }
 
     async fn delete_agent(&self, id: &Id) -> Result<()> {
@@ -200,6 +204,10 @@ impl Store for SqliteStore {
 
     async fn touch_keys(&self, used: &[(Id, i64)]) -> Result<()> {
         self.do_touch_keys(used).await
+    }
+
+    async fn server_secret(&self, name: &str, new: [u8; 32]) -> Result<[u8; 32]> {
+        self.find_or_insert_secret(name, new).await
     }
 
     async fn is_new(&self) -> Result<bool> {

@@ -122,6 +122,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
             .map_err(|error| columns.note("image", &error.to_string()))
             .ok()
     });
+    let reach = columns.json("reach").unwrap_or_default();
     if let Some(state) = columns.parse("state") {
         status.state = state;
     }
@@ -147,6 +148,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
         box_record,
         image,
         snapshot: snapshot.and_then(|id| id.parse().ok()),
+        reach,
     })
 }
 
