@@ -3,6 +3,7 @@
 pub mod api;
 pub mod build_slots;
 pub mod config;
+pub mod e2b;
 pub mod faults;
 pub mod guest_client;
 pub mod keys;

@@ -7,6 +7,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use dorm_engine::{BoxRecord, Env, Id, Limits};
 use serde::{Deserialize, Serialize};
 
+mod sandbox;
+
+pub use sandbox::{OnTimeout, Origin, PauseMode, SandboxRecord, VolumeMount};
+
 /// Milliseconds since 1970, as every time in dorm is kept.
 pub fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -14,7 +18,7 @@ pub fn now() -> i64 {
 }
 
 /// The tenant that owns agents, templates and keys.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Workspace(std::sync::Arc<str>);
 
 impl Workspace {
@@ -112,7 +116,8 @@ impl FromStr for State {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Lifetime {
     /// Lives until it is deleted.
     Persistent,
@@ -267,6 +272,8 @@ pub struct SnapshotRecord {
     pub parent: Option<Id>,
     /// Bytes of its memory image.
     pub size: u64,
+    /// Only of a snapshot that outlives its agent.
+    pub origin: Option<Origin>,
 }
 
 /// Keeps an agent from going to sleep by itself.
@@ -336,6 +343,8 @@ pub struct NewAgentRecord {
     pub uid_base: Option<u32>,
     pub image: Option<ImageRecord>,
     pub reach: Reach,
+    /// If it was made through the E2B API.
+    pub sandbox: Option<SandboxRecord>,
 }
 
 /// Which slots and host uids agents may have.

@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::{AppState, Guests, Shared, router};
 use crate::build_slots::BuildSlots;
 use crate::config::{Config, ConfigError, OnShutdown};
+use crate::e2b::{self, Sandboxes};
 use crate::faults::{Faults, UnknownPoint};
 use crate::keys::KeyRing;
 use crate::lifecycle::{Parts, ReconcileError, Registry, idle};
@@ -123,8 +124,10 @@ pub async fn serve(
         homes: homes.clone(),
         build_slots: build_slots.clone(),
     });
+    let sandboxes = Sandboxes::open(store.clone(), registry.clone()).await?;
     let state = AppState::new(Shared {
         store: store.clone(),
+        sandboxes,
         guests: Guests::new(engine.clone(), registry.clone()),
         engine,
         homes,
@@ -138,6 +141,7 @@ pub async fn serve(
         config: config.clone(),
     });
 
+    e2b::watch(&state);
     announce(&config.data, address).map_err(data("daemon.json is written"))?;
     tracing::info!(%address, "serving");
     let _ = ready.send(address);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::State;
-use dorm_engine::{BoxStats, HomeUsage};
+use dorm_engine::{BoxStats, HomeUsage, Id};
 use futures_util::{StreamExt as _, stream};
 use http::StatusCode;
 use serde::Deserialize;
@@ -48,6 +48,7 @@ async fn create(
     Json(new): Json<NewAgent>,
 ) -> ApiResult<(StatusCode, Json<Agent>)> {
     let creation = Creation {
+        id: Id::random(),
         workspace,
         spec: validate::spec(&new, &state.config.defaults)?,
         name: new.name,
@@ -61,6 +62,7 @@ async fn create(
             ..Reach::default()
         },
         start: new.start,
+        sandbox: None,
     };
     let agent = state.registry.create(creation).await?;
     Ok((StatusCode::CREATED, Json(on_wire(&state, &agent))))

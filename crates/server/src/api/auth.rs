@@ -28,7 +28,7 @@ pub(super) async fn require_key(
     Ok(next.run(request).await)
 }
 
-fn secret_in(headers: &HeaderMap) -> Option<&str> {
+pub(crate) fn secret_in(headers: &HeaderMap) -> Option<&str> {
     match headers.get(API_KEY) {
         Some(key) => key.to_str().ok(),
         None => bearer(headers.get(AUTHORIZATION)?.to_str().ok()?),

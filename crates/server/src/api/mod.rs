@@ -8,13 +8,15 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::any;
 use http::StatusCode;
 use utoipa::OpenApi;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_swagger_ui::SwaggerUi;
+
+use crate::e2b;
 
 mod agents;
 mod auth;
@@ -33,9 +35,11 @@ mod templates;
 #[cfg(test)]
 mod tests;
 pub mod types;
-mod validate;
+pub(crate) mod validate;
 
+pub(crate) use auth::secret_in;
 pub(crate) use errors::{ApiError, Code};
+pub(crate) use extract::{Json, Path, Query};
 pub use proxy::Guests;
 pub use state::{AppState, Shared};
 
@@ -82,6 +86,7 @@ pub fn router(state: &AppState) -> Router {
         .route_layer(from_fn_with_state(state.clone(), auth::require_key));
     Router::new()
         .merge(with_key)
+        .merge(e2b::router(state))
         .route("/healthz", axum::routing::get(info::healthz))
         .merge(SwaggerUi::new("/docs").url("/openapi.json", document))
         .layer(DefaultBodyLimit::max(max_body))
@@ -92,19 +97,25 @@ pub fn router(state: &AppState) -> Router {
         .with_state(state.clone())
 }
 
-async fn no_such_route(request: Request) -> ApiError {
-    ApiError::new(
-        Code::NotFound,
-        format!("there is nothing at {}", request.uri().path()),
-    )
-    .hint("/docs shows what there is")
+async fn no_such_route(request: Request) -> Response {
+    let path = request.uri().path();
+    if e2b::is_path(path) {
+        return e2b::unknown(request.method(), path);
+    }
+    ApiError::new(Code::NotFound, format!("there is nothing at {path}"))
+        .hint("/docs shows what there is")
+        .into_response()
 }
 
-async fn no_such_method(request: Request) -> ApiError {
+async fn no_such_method(request: Request) -> Response {
     let (method, path) = (request.method(), request.uri().path());
+    if e2b::is_path(path) {
+        return e2b::unknown(method, path);
+    }
     ApiError::new(Code::InvalidArgument, format!("{path} does not take {method}"))
         .status(StatusCode::METHOD_NOT_ALLOWED)
         .hint("/docs shows what it takes")
+        .into_response()
 }
 
 async fn count(State(state): State<AppState>, request: Request, next: Next) -> Response {

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::proxy::Guests;
 use crate::build_slots::BuildSlots;
 use crate::config::Config;
+use crate::e2b::Sandboxes;
 use crate::keys::KeyRing;
 use crate::lifecycle::Registry;
 use crate::metrics::Metrics;
@@ -25,6 +26,8 @@ pub struct Shared {
     pub engine: Arc<dyn Engine>,
     pub homes: Arc<dyn Homes>,
     pub registry: Arc<Registry>,
+    /// What the E2B API adds to agents.
+    pub sandboxes: Arc<Sandboxes>,
     pub keys: Arc<KeyRing>,
     pub tokens: Arc<Tokens>,
     pub metrics: Arc<Metrics>,

@@ -9,11 +9,14 @@ use super::decide::{Rest, Transition};
 use super::registry::Context;
 use super::{Agent, Trouble, driver};
 use crate::faults::Point;
-use crate::records::{AgentRecord, AgentSpec, Lifetime, NewAgentRecord, Reach, State, Status, Workspace};
+use crate::records::{
+    AgentRecord, AgentSpec, Lifetime, NewAgentRecord, Reach, SandboxRecord, State, Status, Workspace,
+};
 
 /// What an agent is to be.
 #[derive(Debug, Clone)]
 pub struct Creation {
+    pub id: Id,
     pub workspace: Workspace,
     pub name: String,
     /// Name or id.
@@ -22,11 +25,13 @@ pub struct Creation {
     pub spec: AgentSpec,
     pub reach: Reach,
     pub start: bool,
+    /// If it is made through the E2B API.
+    pub sandbox: Option<SandboxRecord>,
 }
 
 pub(super) async fn create(ctx: Arc<Context>, creation: Creation) -> Result<Arc<Agent>, Trouble> {
     let start = creation.start;
-    let id = Id::random();
+    let id = creation.id.clone();
     let record = match make(&ctx, &id, creation).await {
         Ok(record) => record,
         Err(trouble) => {
@@ -84,6 +89,7 @@ async fn make(ctx: &Arc<Context>, id: &Id, creation: Creation) -> Result<AgentRe
         uid_base: None,
         image: None,
         reach: creation.reach,
+        sandbox: creation.sandbox,
     };
     let record = ctx.store.insert_agent(&new, ctx.slots).await?;
     ctx.recorded.send_modify(|count| *count += 1);

@@ -1,5 +1,7 @@
 //! `deleting`: box, home, snapshots, memory images, record, in this order, so that the record remains until all else is gone.
+//! Snapshots that are kept outlive it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,13 +23,18 @@ pub(super) async fn delete(agent: &Arc<Agent>) -> Result<(), Trouble> {
         .await
         .map_err(Trouble::engine("be deleted"))?;
     ctx.faults.reach(Point::DeleteHomeGone).await?;
+    let mut kept = HashSet::new();
     for snapshot in ctx.store.snapshots_of(id).await? {
+        if snapshot.origin.is_some() {
+            kept.insert(snapshot.id);
+            continue;
+        }
         ctx.homes
             .delete_snapshot(&snapshot.id)
             .await
             .map_err(Trouble::engine("be deleted"))?;
     }
-    images::remove_all(agent).await;
+    images::remove_all_but(agent, &kept).await;
     ctx.store.delete_agent(id).await?;
     Ok(())
 }

@@ -6,16 +6,44 @@
 
 use std::sync::Arc;
 
-use dorm_engine::Id;
+use dorm_engine::{Env, Id};
 use futures_util::{StreamExt as _, stream};
 
 use super::registry::Context;
 use super::{Agent, Registry, Trouble, images};
 use crate::faults::Point;
-use crate::records::{ImageRecord, NewAgentRecord, Reach, SnapshotKind, SnapshotRecord, State, Status, now};
+use crate::records::{
+    ImageRecord, NewAgentRecord, Origin, Reach, SandboxRecord, SnapshotKind, SnapshotRecord, State, Status,
+    now,
+};
 
 const VERB: &str = "be forked";
 const AT_ONCE: usize = 4;
+
+/// In what a fork differs from the agent that it is made of.
+#[derive(Debug, Clone)]
+pub struct NewFork {
+    pub id: Id,
+    pub name: String,
+    /// Beside what the other has.
+    pub env: Env,
+    /// That of the other if absent.
+    pub reach: Option<Reach>,
+    /// If it is made through the E2B API.
+    pub sandbox: Option<SandboxRecord>,
+}
+
+impl NewFork {
+    pub fn named(name: String) -> Self {
+        Self {
+            id: Id::random(),
+            name,
+            env: Env::new(),
+            reach: None,
+            sandbox: None,
+        }
+    }
+}
 
 impl Registry {
     /// One fork of each name. From the snapshot, or from what the agent is now. If one fails, those
@@ -33,27 +61,14 @@ impl Registry {
         } else {
             SnapshotKind::Full
         };
-        let (snapshot, passing) = match from {
-            Some(snapshot) => (snapshot, false),
-            None => (source.snapshot("for a fork", kind).await?, true),
-        };
-        let full = !files_only && snapshot.kind == SnapshotKind::Full;
-        let (ctx, snapshot_ref) = (&self.ctx, &snapshot);
-        let one = |name: String| async move {
-            let made = make(ctx, source, snapshot_ref, name, full).await?;
-            if start && let Err(trouble) = made.ensure_running().await {
-                undo(&made).await;
-                return Err(trouble);
+        let forks = names.into_iter().map(NewFork::named).collect();
+        let forks = match from {
+            Some(snapshot) => {
+                let origin = Origin::of(&source.profile, &source.reach());
+                fork_all(&self.ctx, &origin, &snapshot, kind, forks, start).await
             }
-            Ok(made)
+            None => self.fork_each(source, forks, kind, start).await?,
         };
-        let forks: Vec<Result<_, Trouble>> = stream::iter(names.into_iter().map(one))
-            .buffered(AT_ONCE)
-            .collect()
-            .await;
-        if passing && let Err(trouble) = source.delete_snapshot(&snapshot).await {
-            tracing::warn!(agent = %source.profile.name, reason = %trouble.in_full(), "a passing snapshot is left");
-        }
         let mut made = Vec::new();
         let mut first = None;
         for fork in forks {
@@ -72,6 +87,63 @@ impl Registry {
             }
         }
     }
+
+    /// Forks of what the agent is now, each of which may fail by itself.
+    pub async fn fork_each(
+        &self,
+        source: &Arc<Agent>,
+        forks: Vec<NewFork>,
+        kind: SnapshotKind,
+        start: bool,
+    ) -> Result<Vec<Result<Arc<Agent>, Trouble>>, Trouble> {
+        let snapshot = source.snapshot("for a fork", kind).await?;
+        let origin = Origin::of(&source.profile, &source.reach());
+        let made = fork_all(&self.ctx, &origin, &snapshot, kind, forks, start).await;
+        if let Err(trouble) = source.delete_snapshot(&snapshot).await {
+            tracing::warn!(agent = %source.profile.name, reason = %trouble.in_full(), "a passing snapshot is left");
+        }
+        Ok(made)
+    }
+
+    /// A running agent made of a snapshot that is kept, whether or not there still is the agent that it is of.
+    pub async fn fork_kept(&self, snapshot: &SnapshotRecord, fork: NewFork) -> Result<Arc<Agent>, Trouble> {
+        let origin = snapshot
+            .origin
+            .as_ref()
+            .ok_or_else(|| Trouble::NoSnapshot(snapshot.id.to_string()))?;
+        fork_one(&self.ctx, origin, snapshot, SnapshotKind::Full, fork, true).await
+    }
+}
+
+async fn fork_all(
+    ctx: &Arc<Context>,
+    origin: &Origin,
+    snapshot: &SnapshotRecord,
+    kind: SnapshotKind,
+    forks: Vec<NewFork>,
+    start: bool,
+) -> Vec<Result<Arc<Agent>, Trouble>> {
+    let forks = forks
+        .into_iter()
+        .map(|fork| fork_one(ctx, origin, snapshot, kind, fork, start));
+    stream::iter(forks).buffered(AT_ONCE).collect().await
+}
+
+async fn fork_one(
+    ctx: &Arc<Context>,
+    origin: &Origin,
+    snapshot: &SnapshotRecord,
+    kind: SnapshotKind,
+    fork: NewFork,
+    start: bool,
+) -> Result<Arc<Agent>, Trouble> {
+    let full = kind == SnapshotKind::Full && snapshot.kind == SnapshotKind::Full;
+    let made = make(ctx, origin, snapshot, fork, full).await?;
+    if start && let Err(trouble) = made.ensure_running().await {
+        undo(&made).await;
+        return Err(trouble);
+    }
+    Ok(made)
 }
 
 async fn undo(agent: &Arc<Agent>) {
@@ -82,13 +154,13 @@ async fn undo(agent: &Arc<Agent>) {
 
 async fn make(
     ctx: &Arc<Context>,
-    source: &Arc<Agent>,
+    origin: &Origin,
     snapshot: &SnapshotRecord,
-    name: String,
+    fork: NewFork,
     full: bool,
 ) -> Result<Arc<Agent>, Trouble> {
-    let id = Id::random();
-    match parts(ctx, source, snapshot, &id, name, full).await {
+    let id = fork.id.clone();
+    match parts(ctx, origin, snapshot, fork, full).await {
         Ok(agent) => Ok(agent),
         Err(trouble) => {
             images::remove_of(ctx, &id).await;
@@ -102,39 +174,40 @@ async fn make(
 
 async fn parts(
     ctx: &Arc<Context>,
-    source: &Arc<Agent>,
+    origin: &Origin,
     snapshot: &SnapshotRecord,
-    id: &Id,
-    name: String,
+    fork: NewFork,
     full: bool,
 ) -> Result<Arc<Agent>, Trouble> {
-    let profile = &source.profile;
-    let disk = profile.spec.limits.disk;
+    let disk = origin.spec.limits.disk;
     ctx.homes
-        .create_from_snapshot(id, &snapshot.id, disk)
+        .create_from_snapshot(&fork.id, &snapshot.id, disk)
         .await
         .map_err(Trouble::engine(VERB))?;
     ctx.faults.reach(Point::ForkHomeMade).await?;
     let image = if full {
-        Some(inherit(ctx, source, snapshot, id).await?)
+        Some(inherit(ctx, origin, snapshot, &fork.id).await?)
     } else {
         None
     };
     ctx.faults.reach(Point::ForkImageMade).await?;
     let state = if full { State::Hibernated } else { State::Stopped };
+    let mut spec = origin.spec.clone();
+    spec.env.extend(fork.env);
     let new = NewAgentRecord {
-        id: id.clone(),
-        workspace: profile.workspace.clone(),
-        name,
-        template_id: profile.template_id.clone(),
-        template_name: profile.template_name.clone(),
-        lifetime: profile.lifetime,
-        spec: profile.spec.clone(),
-        defaults: profile.defaults.clone(),
-        status: Status::now(state, format!("forked from {}", profile.name)),
-        uid_base: full.then_some(profile.uid_base),
+        id: fork.id,
+        workspace: origin.workspace.clone(),
+        name: fork.name,
+        template_id: origin.template_id.clone(),
+        template_name: origin.template_name.clone(),
+        lifetime: origin.lifetime,
+        spec,
+        defaults: origin.defaults.clone(),
+        status: Status::now(state, format!("forked from {}", origin.name)),
+        uid_base: full.then_some(origin.uid_base),
         image,
-        reach: Reach::clone(&source.reach()),
+        reach: fork.reach.unwrap_or_else(|| origin.reach.clone()),
+        sandbox: fork.sandbox,
     };
     let record = ctx.store.insert_agent(&new, ctx.slots).await?;
     ctx.recorded.send_modify(|count| *count += 1);
@@ -145,7 +218,7 @@ async fn parts(
 
 async fn inherit(
     ctx: &Arc<Context>,
-    source: &Arc<Agent>,
+    origin: &Origin,
     snapshot: &SnapshotRecord,
     id: &Id,
 ) -> Result<ImageRecord, Trouble> {
@@ -153,7 +226,7 @@ async fn inherit(
     let to = images::new_path_of(ctx, id, &image)
         .await
         .map_err(Trouble::disk(VERB))?;
-    images::share(&images::path(source, &snapshot.id), &to)
+    images::share(&images::path_of(ctx, &origin.agent, &snapshot.id), &to)
         .await
         .map_err(Trouble::disk(VERB))?;
     let generation = ctx.homes.generation(id).await.map_err(Trouble::engine(VERB))?;

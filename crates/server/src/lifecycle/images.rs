@@ -13,7 +13,11 @@ use super::Agent;
 use super::registry::Context;
 
 pub(super) fn path(agent: &Agent, image: &Id) -> PathBuf {
-    folder(&agent.ctx, &agent.profile.id).join(image.as_str())
+    path_of(&agent.ctx, &agent.profile.id, image)
+}
+
+pub(super) fn path_of(ctx: &Context, agent: &Id, image: &Id) -> PathBuf {
+    folder(ctx, agent).join(image.as_str())
 }
 
 fn folder(ctx: &Context, agent: &Id) -> PathBuf {
@@ -72,7 +76,11 @@ pub(super) async fn exists(agent: &Agent, image: &Id) -> bool {
 
 /// What cannot be removed now is removed when the next daemon starts.
 pub(super) async fn discard(agent: &Agent, image: &Id) {
-    remove(&path(agent, image)).await;
+    discard_of(&agent.ctx, &agent.profile.id, image).await;
+}
+
+pub(super) async fn discard_of(ctx: &Context, agent: &Id, image: &Id) {
+    remove(&path_of(ctx, agent, image)).await;
 }
 
 async fn remove(path: &Path) {
@@ -98,9 +106,17 @@ pub(super) async fn set_aside(agent: &Agent, image: &Id) {
     }
 }
 
-/// All images of an agent.
-pub(super) async fn remove_all(agent: &Agent) {
-    remove_of(&agent.ctx, &agent.profile.id).await;
+/// All images of an agent but these.
+pub(super) async fn remove_all_but(agent: &Agent, kept: &HashSet<Id>) {
+    let folder = folder(&agent.ctx, &agent.profile.id);
+    if kept.is_empty() {
+        return remove(&folder).await;
+    }
+    for (name, image) in entries(&folder).await {
+        if !name.parse::<Id>().is_ok_and(|id| kept.contains(&id)) {
+            remove(&image).await;
+        }
+    }
 }
 
 pub(super) async fn remove_of(ctx: &Context, agent: &Id) {

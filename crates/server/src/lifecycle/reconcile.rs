@@ -138,17 +138,14 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
     let agents = all.readable.len();
     // Before anything is driven: an image that is made now has no record yet.
     let images = all.readable.iter().filter_map(|record| record.image.as_ref());
-    let snapshots: HashSet<Id> = ctx
-        .store
-        .snapshots()
-        .await?
-        .into_iter()
-        .map(|snapshot| snapshot.id)
-        .collect();
+    let snapshots = ctx.store.snapshots().await?;
+    let mut owners = known.clone();
+    owners.extend(snapshots.iter().map(|snapshot| snapshot.agent.clone()));
+    let snapshots: HashSet<Id> = snapshots.into_iter().map(|snapshot| snapshot.id).collect();
     let mut recorded = snapshots.clone();
     recorded.extend(images.map(|image| image.id.clone()));
     if all.unreadable.is_empty() {
-        images::sweep(ctx, &known, &recorded).await;
+        images::sweep(ctx, &owners, &recorded).await;
     }
     stream::iter(all.readable)
         .for_each_concurrent(AT_ONCE, |record| settle(ctx, &found, record))

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use dorm_engine::{EngineError, Id};
 
 use super::decide::Rest;
+use super::registry::Context;
 use super::standby::thawed_again;
 use super::transition::Setback;
-use super::{Agent, Trouble, images};
+use super::{Agent, Registry, Trouble, images};
 use crate::faults::Point;
-use crate::records::{SnapshotKind, SnapshotRecord, now};
+use crate::records::{Origin, SnapshotKind, SnapshotRecord, now};
 
 const VERB: &str = "be snapshotted";
 
@@ -50,16 +51,32 @@ impl Agent {
         found.ok_or_else(|| Trouble::NoSnapshot(id_or_label.to_owned()))
     }
 
-    /// The record first: what is left after a crash is removed by the next daemon.
-    pub async fn delete_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
-        self.ctx.store.delete_snapshot(&snapshot.id).await?;
-        images::discard(self, &snapshot.id).await;
-        self.ctx
-            .homes
-            .delete_snapshot(&snapshot.id)
-            .await
-            .map_err(Trouble::engine("have a snapshot deleted"))
+    /// From now on the snapshot outlives the agent.
+    pub async fn keep_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
+        let origin = Origin::of(&self.profile, &self.reach());
+        Ok(self.ctx.store.keep_snapshot(&snapshot.id, &origin).await?)
     }
+
+    pub async fn delete_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
+        delete(&self.ctx, snapshot).await
+    }
+}
+
+impl Registry {
+    /// Of an agent that may be gone.
+    pub async fn delete_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
+        delete(&self.ctx, snapshot).await
+    }
+}
+
+/// The record first: what is left after a crash is removed by the next daemon.
+async fn delete(ctx: &Arc<Context>, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
+    ctx.store.delete_snapshot(&snapshot.id).await?;
+    images::discard_of(ctx, &snapshot.agent, &snapshot.id).await;
+    ctx.homes
+        .delete_snapshot(&snapshot.id)
+        .await
+        .map_err(Trouble::engine("have a snapshot deleted"))
 }
 
 /// Takes the snapshot; the agent is afterwards as it was.
@@ -177,6 +194,7 @@ async fn record(
         kind,
         parent: agent.at_snapshot(),
         size,
+        origin: None,
     };
     agent.ctx.store.insert_snapshot(&record).await?;
     agent.ctx.faults.reach(Point::SnapshotRecorded).await?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use dorm_engine::{BoxRecord, Id, Limits};
 
+pub(super) use super::conformance_sandboxes::*;
 pub(super) use super::conformance_sleep::*;
 use super::{Store, StoreError};
 use crate::records::{
@@ -46,6 +47,7 @@ pub(super) fn new_agent(name: &str) -> NewAgentRecord {
         uid_base: None,
         image: None,
         reach: Reach::default(),
+        sandbox: None,
     }
 }
 
@@ -362,6 +364,8 @@ macro_rules! conformance {
             holds_are_listed_and_go_with_their_agent
             reach_is_kept_and_changes
             a_secret_of_the_server_is_made_once
+            a_sandbox_comes_changes_and_goes_with_its_agent
+            a_kept_snapshot_outlives_its_agent
             agents_made_at_once_get_different_slots
             a_rebuilt_template_replaces_the_one_of_its_name
             templates_are_listed_by_name_and_deleted_once

@@ -129,6 +129,7 @@ pub(super) async fn snapshots_are_kept_in_order_and_the_agent_is_at_the_last(sto
             kind,
             parent: snapshots.last().map(|last: &SnapshotRecord| last.id.clone()),
             size: 9,
+            origin: None,
         };
         store.insert_snapshot(&snapshot).await.unwrap();
         assert_eq!(

@@ -9,7 +9,8 @@ use dorm_engine::Id;
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
     AgentRecord, BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, KeyRecord,
-    NewAgentRecord, Profile, Reach, Slots, SnapshotRecord, State, Status, TemplateRecord, Workspace,
+    NewAgentRecord, Origin, Profile, Reach, SandboxRecord, Slots, SnapshotRecord, State, Status,
+    TemplateRecord, Workspace,
 };
 
 #[derive(Default)]
@@ -24,6 +25,7 @@ struct Tables {
     holds: Vec<HoldRecord>,
     snapshots: Vec<SnapshotRecord>,
     secrets: BTreeMap<String, [u8; 32]>,
+    sandboxes: Vec<(Id, SandboxRecord)>,
     fail_changes_to: Option<State>,
     fail_images: bool,
     commits: u64,
@@ -131,6 +133,9 @@ impl Store for MemoryStore {
         tables.agents.push(record.clone());
         tables.agents.sort_by_key(|agent| agent.profile.slot);
         event(&mut tables, &record.profile.id, None, &record.status, None);
+        if let Some(sandbox) = new.sandbox {
+            tables.sandboxes.push((record.profile.id.clone(), sandbox));
+        }
         Ok(record)
     }
 
@@ -203,7 +208,9 @@ impl Store for MemoryStore {
         tables.agents.retain(|agent| agent.profile.id != *id);
         tables.events.retain(|event| event.agent != *id);
         tables.holds.retain(|hold| hold.agent != *id);
-        tables.snapshots.retain(|snapshot| snapshot.agent != *id);
+        let kept = |snapshot: &SnapshotRecord| snapshot.agent != *id || snapshot.origin.is_some();
+        tables.snapshots.retain(kept);
+        tables.sandboxes.retain(|(agent, _)| agent != id);
         tables.commits += 1;
         Ok(())
     }
@@ -270,6 +277,24 @@ impl Store for MemoryStore {
         let mut tables = self.tables();
         let found = tables.agents.iter_mut().find(|known| known.profile.id == *agent);
         found.ok_or_else(|| missing("agent", agent.as_str()))?.snapshot = Some(snapshot.clone());
+        Ok(())
+    }
+
+    async fn keep_snapshot(&self, id: &Id, origin: &Origin) -> Result<()> {
+        let mut tables = self.tables();
+        let found = tables.snapshots.iter_mut().find(|snapshot| snapshot.id == *id);
+        found.ok_or_else(|| missing("snapshot", id.as_str()))?.origin = Some(origin.clone());
+        Ok(())
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<(Id, SandboxRecord)>> {
+        Ok(self.tables().sandboxes.clone())
+    }
+
+    async fn set_sandbox(&self, agent: &Id, sandbox: &SandboxRecord) -> Result<()> {
+        let mut tables = self.tables();
+        let found = tables.sandboxes.iter_mut().find(|(known, _)| known == agent);
+        found.ok_or_else(|| missing("sandbox", agent.as_str()))?.1 = sandbox.clone();
         Ok(())
     }
 

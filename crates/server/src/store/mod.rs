@@ -7,12 +7,14 @@ use async_trait::async_trait;
 use dorm_engine::Id;
 
 use crate::records::{
-    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Reach, Slots,
-    SnapshotRecord, TemplateRecord, Workspace,
+    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Origin, Reach,
+    SandboxRecord, Slots, SnapshotRecord, TemplateRecord, Workspace,
 };
 
 #[cfg(test)]
 mod conformance;
+#[cfg(test)]
+mod conformance_sandboxes;
 #[cfg(test)]
 mod conformance_sleep;
 #[cfg(test)]
@@ -66,7 +68,7 @@ pub trait Store: Send + Sync + 'static {
     /// Records the memory image of an agent, or that there is none.
     async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()>;
     async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()>;
-    /// Removes an agent and its events. Removing what is not there is no error.
+    /// Removes an agent, its events, and its snapshots that do not outlive it. Removing what is not there is no error.
     async fn delete_agent(&self, id: &Id) -> Result<()>;
     /// Newest first. A store keeps the newest thousand of each agent, and may forget older ones.
     async fn events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>>;
@@ -90,7 +92,13 @@ pub trait Store: Send + Sync + 'static {
     async fn snapshots_of(&self, agent: &Id) -> Result<Vec<SnapshotRecord>>;
     /// The agent is at another of its snapshots.
     async fn move_to_snapshot(&self, agent: &Id, snapshot: &Id) -> Result<()>;
+    /// From now on the snapshot outlives its agent.
+    async fn keep_snapshot(&self, id: &Id, origin: &Origin) -> Result<()>;
     async fn delete_snapshot(&self, id: &Id) -> Result<()>;
+
+    /// What the E2B API added to agents.
+    async fn sandboxes(&self) -> Result<Vec<(Id, SandboxRecord)>>;
+    async fn set_sandbox(&self, agent: &Id, sandbox: &SandboxRecord) -> Result<()>;
 
     async fn insert_hold(&self, hold: &HoldRecord) -> Result<()>;
     /// Of all agents, oldest first.

@@ -21,6 +21,7 @@ use tower::ServiceExt as _;
 use super::{AppState, Guests, Shared, router};
 use crate::build_slots::BuildSlots;
 use crate::config::{Config, NetworkRange, OnShutdown, Standby};
+use crate::e2b::Sandboxes;
 use crate::faults::Faults;
 use crate::keys::KeyRing;
 use crate::lifecycle::{Parts, Registry};
@@ -83,7 +84,9 @@ impl Server {
             homes: homes.clone(),
             build_slots: build_slots.clone(),
         };
+        let sandboxes = Sandboxes::open(store.clone(), registry.clone()).await.unwrap();
         let state = AppState::new(Shared {
+            sandboxes,
             config,
             store,
             engine: engine.clone(),

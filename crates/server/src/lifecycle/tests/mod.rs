@@ -104,6 +104,7 @@ impl World {
         };
         let workspace = Workspace::default();
         Creation {
+            id: Id::random(),
             workspace,
             name: name.to_owned(),
             template: "base".to_owned(),
@@ -111,6 +112,7 @@ impl World {
             spec,
             reach: Reach::default(),
             start,
+            sandbox: None,
         }
     }
 

@@ -3,6 +3,7 @@
 use dorm_engine::Id;
 use sqlx::{Sqlite, Transaction};
 
+use super::sandboxes::insert_sandbox;
 use super::{AllAgents, Result, SqliteStore, StoreError, database, rows, taken};
 use crate::records::{
     AgentRecord, BoxChange, Change, EventRecord, ImageChange, ImageRecord, NewAgentRecord, Profile, Reach,
@@ -57,6 +58,9 @@ impl SqliteStore {
         .await
         .map_err(taken(DOING, "an agent", &new.name))?;
         insert_event(&mut tx, &new.id, None, &new.status, None).await?;
+        if let Some(sandbox) = &new.sandbox {
+            insert_sandbox(&mut tx, &new.id, sandbox).await?;
+        }
         tx.commit().await.map_err(database(DOING))?;
         Ok(AgentRecord {
             profile,
@@ -138,12 +142,19 @@ impl SqliteStore {
     }
 
     pub(super) async fn do_delete_agent(&self, id: &Id) -> Result<()> {
-        sqlx::query("DELETE FROM agents WHERE id = ?")
-            .bind(id.as_str())
-            .execute(&self.writer)
-            .await
-            .map_err(database("deleted an agent"))?;
-        Ok(())
+        const DOING: &str = "deleted an agent";
+        let mut tx = self.writer.begin().await.map_err(database(DOING))?;
+        for statement in [
+            "DELETE FROM snapshots WHERE agent = ? AND origin IS NULL",
+            "DELETE FROM agents WHERE id = ?",
+        ] {
+            sqlx::query(statement)
+                .bind(id.as_str())
+                .execute(&mut *tx)
+                .await
+                .map_err(database(DOING))?;
+        }
+        tx.commit().await.map_err(database(DOING))
     }
 
     pub(super) async fn newest_events_of(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>> {

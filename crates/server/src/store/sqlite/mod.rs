@@ -13,14 +13,15 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
-    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Reach, Slots,
-    SnapshotRecord, TemplateRecord, Workspace,
+    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Origin, Reach,
+    SandboxRecord, Slots, SnapshotRecord, TemplateRecord, Workspace,
 };
 
 mod agents;
 mod holds;
 mod keys;
 mod rows;
+mod sandboxes;
 mod snapshots;
 mod templates;
 #[cfg(test)]
@@ -142,8 +143,20 @@ impl Store for SqliteStore {
         self.do_move_to_snapshot(agent, snapshot).await
     }
 
+    async fn keep_snapshot(&self, id: &Id, origin: &Origin) -> Result<()> {
+        self.do_keep_snapshot(id, origin).await
+    }
+
     async fn delete_snapshot(&self, id: &Id) -> Result<()> {
         self.do_delete_snapshot(id).await
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<(Id, SandboxRecord)>> {
+        self.all_sandboxes().await
+    }
+
+    async fn set_sandbox(&self, agent: &Id, sandbox: &SandboxRecord) -> Result<()> {
+        self.do_set_sandbox(agent, sandbox).await
     }
 
     async fn insert_hold(&self, hold: &HoldRecord) -> Result<()> {

@@ -9,8 +9,8 @@ use sqlx::sqlite::SqliteRow;
 
 use super::{Result, StoreError};
 use crate::records::{
-    AgentRecord, AgentSpec, EventRecord, HoldRecord, KeyRecord, Lifetime, Profile, SnapshotRecord, State,
-    Status, TemplateRecord, Workspace,
+    AgentRecord, AgentSpec, EventRecord, HoldRecord, KeyRecord, Lifetime, Profile, SandboxRecord,
+    SnapshotRecord, State, Status, TemplateRecord, Workspace,
 };
 
 /// Reads the columns of one row and collects what is wrong with them.
@@ -172,6 +172,8 @@ pub(super) fn event(row: &SqliteRow) -> Result<EventRecord> {
 pub(super) fn snapshot(row: &SqliteRow) -> Result<SnapshotRecord> {
     let mut columns = Columns::of(row);
     let parent: Option<Option<String>> = columns.get("parent");
+    let origin: Option<Option<String>> = columns.get("origin");
+    let kept = origin.clone().flatten().is_some();
     let record = (|| {
         Some(SnapshotRecord {
             id: columns.parse("id")?,
@@ -181,9 +183,20 @@ pub(super) fn snapshot(row: &SqliteRow) -> Result<SnapshotRecord> {
             kind: columns.parse("kind")?,
             parent: parent?.and_then(|id| id.parse().ok()),
             size: columns.unsigned("size")?,
+            origin: if kept {
+                Some(columns.json("origin")?)
+            } else {
+                origin.map(|_| None)?
+            },
         })
     })();
     record.ok_or_else(|| damaged("snapshot", row, columns))
+}
+
+pub(super) fn sandbox(row: &SqliteRow) -> Result<(Id, SandboxRecord)> {
+    let mut columns = Columns::of(row);
+    let record = (|| Some((columns.parse("agent")?, columns.json("record")?)))();
+    record.ok_or_else(|| damaged("sandbox", row, columns))
 }
 
 pub(super) fn hold(row: &SqliteRow) -> Result<HoldRecord> {

@@ -2,15 +2,17 @@
 
 use dorm_engine::Id;
 
+use super::agents::json;
 use super::{Result, SqliteStore, StoreError, database, rows};
-use crate::records::SnapshotRecord;
+use crate::records::{Origin, SnapshotRecord};
 
 impl SqliteStore {
     pub(super) async fn do_insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<()> {
         const DOING: &str = "added a snapshot";
         let mut tx = self.writer.begin().await.map_err(database(DOING))?;
         sqlx::query(
-            "INSERT INTO snapshots (id, agent, made, label, kind, parent, size) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO snapshots (id, agent, made, label, kind, parent, size, origin) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(snapshot.id.as_str())
         .bind(snapshot.agent.as_str())
@@ -19,6 +21,7 @@ impl SqliteStore {
         .bind(snapshot.kind.as_str())
         .bind(snapshot.parent.as_ref().map(Id::as_str))
         .bind(i64::try_from(snapshot.size).unwrap_or(i64::MAX))
+        .bind(snapshot.origin.as_ref().map(json))
         .execute(&mut *tx)
         .await
         .map_err(database(DOING))?;
@@ -51,6 +54,22 @@ impl SqliteStore {
             0 => Err(StoreError::NotFound {
                 kind: "agent",
                 name: agent.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) async fn do_keep_snapshot(&self, id: &Id, origin: &Origin) -> Result<()> {
+        let updated = sqlx::query("UPDATE snapshots SET origin = ? WHERE id = ?")
+            .bind(json(origin))
+            .bind(id.as_str())
+            .execute(&self.writer)
+            .await
+            .map_err(database("recorded that a snapshot is kept"))?;
+        match updated.rows_affected() {
+            0 => Err(StoreError::NotFound {
+                kind: "snapshot",
+                name: id.to_string(),
             }),
             _ => Ok(()),
         }

@@ -1,0 +1,94 @@
+//! What every store must do for agents that were made through the E2B API, and for snapshots that outlive theirs.
+
+use std::collections::BTreeMap;
+
+use dorm_engine::Id;
+
+use super::conformance::{SLOTS, new_agent};
+use super::{Store, StoreError};
+use crate::records::{
+    NewAgentRecord, OnTimeout, Origin, PauseMode, Reach, SandboxRecord, SnapshotKind, SnapshotRecord,
+    VolumeMount,
+};
+
+fn sandbox() -> SandboxRecord {
+    SandboxRecord {
+        template: "base".to_owned(),
+        alias: Some("alias".to_owned()),
+        metadata: BTreeMap::from([("k".to_owned(), "ü=&".to_owned())]),
+        started: 1,
+        end: Some(2),
+        timeout: 300_000,
+        on_timeout: OnTimeout::Pause(PauseMode::Files),
+        auto_resume: true,
+        paused: None,
+        network: Some(serde_json::json!({"allowOut": ["1.2.3.4"]})),
+        allow_internet: Some(false),
+        volumes: vec![VolumeMount {
+            name: "v".to_owned(),
+            path: "/mnt/v".to_owned(),
+        }],
+        idempotency: Some("key".to_owned()),
+    }
+}
+
+pub(super) async fn a_sandbox_comes_changes_and_goes_with_its_agent(store: &dyn Store) {
+    store.insert_agent(&new_agent("plain"), SLOTS).await.unwrap();
+    assert!(store.sandboxes().await.unwrap().is_empty());
+    let new = NewAgentRecord {
+        sandbox: Some(sandbox()),
+        ..new_agent("one")
+    };
+    let id = store.insert_agent(&new, SLOTS).await.unwrap().profile.id;
+    assert_eq!(store.sandboxes().await.unwrap(), [(id.clone(), sandbox())]);
+    let paused = SandboxRecord {
+        end: None,
+        paused: Some(PauseMode::Full),
+        ..sandbox()
+    };
+    store.set_sandbox(&id, &paused).await.unwrap();
+    assert_eq!(store.sandboxes().await.unwrap(), [(id.clone(), paused.clone())]);
+    let missing = store.set_sandbox(&Id::random(), &paused).await;
+    assert!(matches!(missing, Err(StoreError::NotFound { .. })), "{missing:?}");
+    store.delete_agent(&id).await.unwrap();
+    assert!(store.sandboxes().await.unwrap().is_empty());
+}
+
+pub(super) async fn a_kept_snapshot_outlives_its_agent(store: &dyn Store) {
+    let profile = store
+        .insert_agent(&new_agent("one"), SLOTS)
+        .await
+        .unwrap()
+        .profile;
+    let snapshot = |kept: bool| SnapshotRecord {
+        id: Id::random(),
+        agent: profile.id.clone(),
+        made: 1,
+        label: "name".to_owned(),
+        kind: SnapshotKind::Full,
+        parent: None,
+        size: 9,
+        origin: kept.then(|| Origin::of(&profile, &Reach::default())),
+    };
+    let (passing, kept, later) = (snapshot(false), snapshot(true), snapshot(false));
+    for snapshot in [&passing, &kept, &later] {
+        store.insert_snapshot(snapshot).await.unwrap();
+    }
+    store
+        .keep_snapshot(&later.id, &Origin::of(&profile, &Reach::default()))
+        .await
+        .unwrap();
+    let missing = store
+        .keep_snapshot(&Id::random(), &Origin::of(&profile, &Reach::default()))
+        .await;
+    assert!(matches!(missing, Err(StoreError::NotFound { .. })), "{missing:?}");
+    store.delete_agent(&profile.id).await.unwrap();
+    let later = SnapshotRecord {
+        origin: kept.origin.clone(),
+        ..later
+    };
+    assert_eq!(store.snapshots().await.unwrap(), [kept.clone(), later]);
+    assert_eq!(store.snapshots_of(&profile.id).await.unwrap().len(), 2);
+    store.delete_snapshot(&kept.id).await.unwrap();
+    assert_eq!(store.snapshots().await.unwrap().len(), 1);
+}
