@@ -64,7 +64,7 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>> {
 /// From what a sandbox can be made.
 enum Base {
     Template(TemplateRecord),
-    Snapshot(SnapshotRecord),
+    Snapshot(Box<SnapshotRecord>),
 }
 
 async fn make(
@@ -180,7 +180,7 @@ async fn base(state: &AppState, workspace: &Workspace, wanted: &str) -> Result<B
     }
     let plain = snapshots::plain_name(wanted);
     if let Some(snapshot) = snapshots::find(state, workspace, plain).await? {
-        return Ok(Base::Snapshot(snapshot));
+        return Ok(Base::Snapshot(Box::new(snapshot)));
     }
     match state.store.template_by_name_or_id(workspace, plain).await {
         Ok(template) => Ok(Base::Template(template)),

@@ -97,7 +97,10 @@ impl From<Trouble> for Error {
             Trouble::Engine { source, .. } => matches!(**source, EngineError::CannotCheckpoint(_)),
             _ => false,
         };
-        let no_room = matches!(&trouble, Trouble::Store(StoreError::NoSlot { .. }));
+        let no_room = match &trouble {
+            Trouble::Store(error) => matches!(**error, StoreError::NoSlot { .. }),
+            _ => false,
+        };
         let error = Self::from(ApiError::from(trouble));
         if no_memory {
             // Not a conflict, which the SDKs read as "paused already".

@@ -17,23 +17,23 @@ const KEPT: usize = 720;
 const AT_ONCE: usize = 16;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Sample {
-    pub time: i64,
+pub(super) struct Sample {
+    pub(super) time: i64,
     /// Of the cores that it may use.
-    pub cpu_percent: f64,
-    pub memory: u64,
-    pub disk: u64,
+    pub(super) cpu_percent: f64,
+    pub(super) memory: u64,
+    pub(super) disk: u64,
 }
 
 #[derive(Debug, Default)]
-pub struct History {
+pub(super) struct History {
     samples: VecDeque<Sample>,
     /// When its CPU time was last read, and what it was.
     last: Option<(i64, u64)>,
 }
 
 impl History {
-    pub fn add(&mut self, time: i64, cores: f64, stats: &BoxStats, disk: u64) {
+    pub(super) fn add(&mut self, time: i64, cores: f64, stats: &BoxStats, disk: u64) {
         let cpu_percent = match self.last {
             // The counter begins anew with every box.
             Some((before, usec)) if time > before && stats.cpu_usec >= usec => {
@@ -54,12 +54,12 @@ impl History {
         });
     }
 
-    pub fn between(&self, start: i64, end: i64) -> Vec<Sample> {
+    pub(super) fn between(&self, start: i64, end: i64) -> Vec<Sample> {
         let within = |sample: &&Sample| (start..=end).contains(&sample.time);
         self.samples.iter().filter(within).copied().collect()
     }
 
-    pub fn newest(&self) -> Option<i64> {
+    pub(super) fn newest(&self) -> Option<i64> {
         self.samples.back().map(|sample| sample.time)
     }
 }

@@ -34,6 +34,7 @@ use crate::tokens::Tokens;
 
 mod agents;
 mod daemon;
+mod e2b;
 mod guest;
 mod keys;
 mod manners;
