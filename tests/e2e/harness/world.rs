@@ -59,6 +59,8 @@ impl World {
         let pool = world.pool();
         fs::create_dir(&pool)?;
         command("mount", &["-o", "loop,noatime", path(&image), path(&pool)])?;
+        // As systemd has all mounts of a host.
+        command("mount", &["--make-shared", path(&pool)])?;
         ensure!(WORLD.set(world).is_ok(), "the world is set up once");
         Ok(())
     }
