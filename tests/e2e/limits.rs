@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::harness::{self, Agent, Server};
+use crate::harness::{self, Agent, Options, Server};
 
 harness::tests![
     a_fork_bomb_hurts_its_own_box_only,
@@ -15,6 +15,7 @@ harness::tests![
     what_the_host_counts_by_user_is_counted_by_box,
     terminals_of_a_box_have_an_end,
     two_busy_loops_share_half_a_core,
+    traffic_with_the_disk_has_the_limit_that_was_set,
     the_guest_stays_small,
     stats_tell_what_is_used,
     limits_hold_again_after_a_start,
@@ -169,6 +170,27 @@ fn two_busy_loops_share_half_a_core() -> Result<()> {
     let rate = (used()? - before) / begun.elapsed().as_secs_f64();
     ensure!(rate < 0.85, "two loops used {rate:.2} cores of half a core");
     ensure!(rate > 0.02, "the loops did not run: {rate:.2}");
+    Ok(())
+}
+
+fn traffic_with_the_disk_has_the_limit_that_was_set() -> Result<()> {
+    let config = "[defaults]\nio = \"8M\"\n";
+    for beside_pool in [false, true] {
+        let server = Server::start_with(&Options { beside_pool, config, ..Options::default() })?;
+        if beside_pool {
+            server.dorm(&["template", "build", "base"])?.succeeded()?;
+        }
+        let agent = server.agent("traffic")?;
+        let files = ["io.max", "blkio.throttle.read_bps_device", "blkio.throttle.write_bps_device"];
+        let groups = server.remains.cgroups().into_iter().map(|group| group.join(&agent.id));
+        let set: Vec<String> = groups
+            .flat_map(|group| files.map(|file| group.join(file)))
+            .filter_map(|file| std::fs::read_to_string(file).ok())
+            .collect();
+        let limited = set.iter().all(|text| text.contains(&(8 << 20).to_string()));
+        ensure!(!set.is_empty() && limited, "{set:?}");
+        agent.root("head -c 2M /dev/urandom > /root/file && sync")?.succeeded()?;
+    }
     Ok(())
 }
 

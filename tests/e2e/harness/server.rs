@@ -30,6 +30,8 @@ pub(crate) struct Options {
     pub(crate) bare: bool,
     /// Keep the data directory beside the btrfs, so that the server needs a pool of its own.
     pub(crate) beside_pool: bool,
+    /// Further lines of its configuration, from a table on.
+    pub(crate) config: &'static str,
 }
 
 pub(crate) struct Server {
@@ -106,10 +108,11 @@ impl Server {
         };
         let config = format!(
             "listen = \"127.0.0.1:{port}\"\non_shutdown = \"{on_shutdown}\"\nstop_grace = 2\nmax_agents = {AGENTS}\n\
-             first_uid = {}\n[network]\nrange = \"10.{}.{}.0/22\"\nnameservers = [{resolvers}]\n{templates}",
+             first_uid = {}\n[network]\nrange = \"10.{}.{}.0/22\"\nnameservers = [{resolvers}]\n{templates}{}",
             FIRST_UID + number * (AGENTS + 8) * 65_536,
             160 + world.slot,
             number * 4,
+            options.config,
         );
         fs::write(data.join("config.toml"), config)?;
         let log = world.root.join(format!("{label}-{number}.log"));

@@ -68,14 +68,13 @@ impl Filesystem {
     pub(super) fn device(&self) -> Result<(u32, u32)> {
         let path = match &self.image {
             Some((_, device)) => device.path.clone(),
-            None => {
-                let device = mounted_device(&self.root).or_else(|_| mounted_device(Path::new("/")));
-                device.map_err(EngineError::io("cannot find the pool's device"))?
-            }
+            None => device_below(&self.root).map_err(EngineError::io("cannot find the pool's device"))?,
         };
         let stat = rustix::fs::stat(&path)
             .map_err(|e| EngineError::io("cannot look at the pool's device")(e.into()))?;
-        Ok((rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)))
+        let device = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+        whole_disk(Path::new("/sys/dev/block"), device)
+            .map_err(EngineError::io("cannot look at the pool's device"))
     }
 
     pub(super) fn space(&self) -> Result<Space> {
@@ -216,16 +215,50 @@ fn make_image(image: &Path, size: u64) -> Result<()> {
 /// The source of the btrfs mount at `root`, if there is one.
 fn mounted_device(root: &Path) -> io::Result<PathBuf> {
     let root = fs::canonicalize(root)?;
+    let mut found = btrfs_mounts()?.into_iter().filter(|(at, _)| *at == root);
+    found
+        .next()
+        .map(|(_, source)| source)
+        .ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// The source of the btrfs mount that `directory` lies in.
+fn device_below(directory: &Path) -> io::Result<PathBuf> {
+    let directory = fs::canonicalize(directory)?;
+    let around = btrfs_mounts()?
+        .into_iter()
+        .filter(|(at, _)| directory.starts_with(at));
+    around
+        .max_by_key(|(at, _)| at.components().count())
+        .map(|(_, source)| source)
+        .ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// Where a btrfs is mounted, and from what.
+fn btrfs_mounts() -> io::Result<Vec<(PathBuf, PathBuf)>> {
+    let mut mounts = Vec::new();
     for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
         let mut fields = line.split(' ');
         let at = fields.by_ref().nth(4).unwrap_or_default();
         let mut rest = fields.skip_while(|f| *f != "-").skip(1);
         let (kind, source) = (rest.next().unwrap_or_default(), rest.next().unwrap_or_default());
-        if kind == "btrfs" && Path::new(&unescape(at)) == root {
-            return Ok(PathBuf::from(unescape(source)));
+        if kind == "btrfs" {
+            mounts.push((PathBuf::from(unescape(at)), PathBuf::from(unescape(source))));
         }
     }
-    Err(io::ErrorKind::NotFound.into())
+    Ok(mounts)
+}
+
+/// The disk that `device` is a partition of, or itself: the kernel limits whole disks alone.
+fn whole_disk(devices: &Path, device: (u32, u32)) -> io::Result<(u32, u32)> {
+    let at = devices.join(format!("{}:{}", device.0, device.1));
+    if !at.join("partition").exists() {
+        return Ok(device);
+    }
+    let disk = fs::read_to_string(fs::canonicalize(at)?.join("../dev"))?;
+    let numbers = disk.trim().split_once(':');
+    let numbers = numbers.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    numbers.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// mountinfo writes blanks and the like as three octal digits.
@@ -236,4 +269,23 @@ fn unescape(field: &str) -> String {
             let byte = u8::from_str_radix(code, 8).unwrap_or(b'?') as char;
             text.replace(&format!("\\{code}"), &byte.to_string())
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_disk_of_a_partition_is_the_one_that_holds_it() {
+        let sys = tempfile::tempdir().unwrap();
+        let disk = sys.path().join("devices/disk");
+        fs::create_dir_all(disk.join("disk1")).unwrap();
+        fs::write(disk.join("dev"), "8:0\n").unwrap();
+        fs::write(disk.join("disk1/dev"), "8:1\n").unwrap();
+        fs::write(disk.join("disk1/partition"), "1\n").unwrap();
+        std::os::unix::fs::symlink("devices/disk", sys.path().join("8:0")).unwrap();
+        std::os::unix::fs::symlink("devices/disk/disk1", sys.path().join("8:1")).unwrap();
+        assert_eq!(whole_disk(sys.path(), (8, 1)).unwrap(), (8, 0));
+        assert_eq!(whole_disk(sys.path(), (8, 0)).unwrap(), (8, 0));
+    }
 }
