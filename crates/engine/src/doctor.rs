@@ -64,7 +64,7 @@ const REQUIREMENTS: &[Requirement] = &[
         name: "cgroups",
         required: true,
         enables: "limits of cpu, memory, processes and io",
-        fix: "mount cgroup2 on /sys/fs/cgroup, or the version 1 controllers below it",
+        fix: "mount cgroup2 on /sys/fs/cgroup, or the version 1 controllers below it; a kernel may need the parameter cgroup_enable=memory",
         look: |_| match Hierarchy::version() {
             Ok(Version::V1) => Ok("version 1".to_owned()),
             Ok(Version::V2) => Ok("version 2".to_owned()),
@@ -202,15 +202,21 @@ fn namespaces() -> Result<String, String> {
     }
 }
 
+/// Asked for by opening it, since that has the kernel load a module that nobody needed yet.
 fn filesystem(name: &str) -> Result<String, String> {
-    let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
-    let found = known
-        .lines()
-        .any(|line| line.split_whitespace().last() == Some(name));
-    if found {
-        Ok("in the kernel".to_owned())
-    } else {
-        Err("not in /proc/filesystems".to_owned())
+    let known = || {
+        let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+        known
+            .lines()
+            .any(|line| line.split_whitespace().last() == Some(name))
+    };
+    match rustix::mount::fsopen(name, rustix::mount::FsOpenFlags::FSOPEN_CLOEXEC) {
+        Ok(_) => Ok("in the kernel".to_owned()),
+        Err(_) if known() => Ok("in the kernel".to_owned()),
+        Err(rustix::io::Errno::PERM) => {
+            Err("not in /proc/filesystems; only root can have it loaded".to_owned())
+        }
+        Err(error) => Err(format!("not in the kernel, nor in its modules: {error}")),
     }
 }
 
