@@ -13,6 +13,8 @@ const V2_CONTROLLERS: [&str; 4] = ["cpu", "memory", "pids", "io"];
 /// A process in an uninterruptible wait holds up a freeze.
 const FREEZE_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
 const CPU_PERIOD_USEC: u64 = 100_000;
+/// The kernel takes no less.
+const CPU_LEAST_USEC: u64 = 1000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
@@ -49,19 +51,7 @@ pub struct GroupStats {
 
 impl Hierarchy {
     pub fn version() -> io::Result<Version> {
-        if Path::new(ROOT).join("cgroup.controllers").exists() {
-            return Ok(Version::V2);
-        }
-        let missing = V1_CONTROLLERS
-            .iter()
-            .find(|c| !Path::new(ROOT).join(c).join("tasks").exists());
-        match missing {
-            None => Ok(Version::V1),
-            Some(controller) => Err(io::Error::new(
-                io::ErrorKind::NotFound,
-                format!("{ROOT} has neither version 2 nor the version 1 controller {controller}"),
-            )),
-        }
+        version_at(Path::new(ROOT))
     }
 
     /// Finds the host's cgroups and makes the parent group `name` for the boxes of one daemon.
@@ -169,7 +159,7 @@ impl Group {
     }
 
     pub fn limit(&self, limits: &GroupLimits) -> io::Result<()> {
-        let quota = u64::from(limits.cpu_millis) * CPU_PERIOD_USEC / 1000;
+        let quota = (u64::from(limits.cpu_millis) * CPU_PERIOD_USEC / 1000).max(CPU_LEAST_USEC);
         match self.version {
             Version::V2 => {
                 self.write("", "cpu.max", &format!("{quota} {CPU_PERIOD_USEC}"))?;
@@ -183,7 +173,7 @@ impl Group {
             }
             Version::V1 => {
                 self.write("cpu", "cpu.cfs_period_us", &CPU_PERIOD_USEC.to_string())?;
-                self.write("cpu", "cpu.cfs_quota_us", &quota.max(1000).to_string())?;
+                self.write("cpu", "cpu.cfs_quota_us", &quota.to_string())?;
                 self.write("memory", "memory.limit_in_bytes", &limits.memory.to_string())?;
                 self.write(
                     "memory",
@@ -211,17 +201,18 @@ impl Group {
 
     pub fn stats(&self) -> io::Result<GroupStats> {
         Ok(match self.version {
-            Version::V2 => GroupStats {
-                cpu_usec: field(&self.read("", "cpu.stat")?, "usage_usec"),
-                memory: number(&self.read("", "memory.current")?),
-                memory_peak: self
-                    .read("", "memory.peak")
-                    .map(|s| number(&s))
-                    .unwrap_or_default(),
-                pids: number(&self.read("", "pids.current")?),
-                oom_kills: field(&self.read("", "memory.events")?, "oom_kill"),
-                forks_refused: field(&self.read("", "pids.events")?, "max"),
-            },
+            Version::V2 => {
+                let memory = number(&self.read("", "memory.current")?);
+                GroupStats {
+                    cpu_usec: field(&self.read("", "cpu.stat")?, "usage_usec"),
+                    memory,
+                    // Kernels before 5.19 keep no peak.
+                    memory_peak: self.read("", "memory.peak").map_or(memory, |s| number(&s)),
+                    pids: number(&self.read("", "pids.current")?),
+                    oom_kills: field(&self.read("", "memory.events")?, "oom_kill"),
+                    forks_refused: field(&self.read("", "pids.events")?, "max"),
+                }
+            }
             Version::V1 => GroupStats {
                 cpu_usec: number(&self.read("cpuacct", "cpuacct.usage")?) / 1000,
                 memory: number(&self.read("memory", "memory.usage_in_bytes")?),
@@ -329,6 +320,33 @@ impl Group {
     }
 }
 
+fn version_at(root: &Path) -> io::Result<Version> {
+    let missing = |what: String| {
+        Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            format!("{} has {what}", root.display()),
+        ))
+    };
+    if let Ok(controllers) = fs::read_to_string(root.join("cgroup.controllers")) {
+        let absent = V2_CONTROLLERS
+            .iter()
+            .find(|c| !controllers.split_whitespace().any(|found| found == **c));
+        return match absent {
+            None => Ok(Version::V2),
+            Some(controller) => missing(format!("version 2 without its controller {controller}")),
+        };
+    }
+    let absent = V1_CONTROLLERS
+        .iter()
+        .find(|c| !root.join(c).join("tasks").exists());
+    match absent {
+        None => Ok(Version::V1),
+        Some(controller) => missing(format!(
+            "neither version 2 nor the version 1 controller {controller}"
+        )),
+    }
+}
+
 fn make_dir(path: &Path) -> io::Result<()> {
     match fs::create_dir(path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(io::Error::new(
@@ -373,13 +391,4 @@ fn field(text: &str, name: &str) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_field_is_found_by_its_whole_name() {
-        let text = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n";
-        assert_eq!(field(text, "oom_kill"), 7);
-        assert_eq!(field(text, "oom"), 0);
-    }
-}
+mod tests;
