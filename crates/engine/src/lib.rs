@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::pin::Pin;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -178,6 +179,20 @@ pub struct MemoryImage {
     pub guest_hash: String,
 }
 
+/// A memory image that is written, but neither whole nor on disk. Dropped, nothing is left of it.
+pub struct Dumped(Pin<Box<dyn Future<Output = Result<MemoryImage>> + Send>>);
+
+impl Dumped {
+    pub fn new(seal: impl Future<Output = Result<MemoryImage>> + Send + 'static) -> Self {
+        Self(Box::pin(seal))
+    }
+
+    /// Returns when the image is whole and on disk, under its name.
+    pub async fn seal(self) -> Result<MemoryImage> {
+        self.0.await
+    }
+}
+
 /// How a box came to its end without being asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BoxExit {
@@ -266,6 +281,12 @@ pub trait Engine: Send + Sync + 'static {
     /// Writes the memory of a frozen box into the directory `image`, which must not exist. The box stays
     /// frozen. When this returns, `image` is whole and on disk; on an error it does not exist.
     async fn checkpoint(&self, id: &Id, image: &std::path::Path) -> Result<MemoryImage>;
+
+    /// As [`Engine::checkpoint`], but returns as soon as the box may go on, since its memory has been read.
+    async fn dump(&self, id: &Id, image: &std::path::Path) -> Result<Dumped> {
+        let whole = self.checkpoint(id, image).await?;
+        Ok(Dumped::new(async { Ok(whole) }))
+    }
 
     /// Brings back the box that `image` was made of, on the home of `spec.id`, and returns when its
     /// guest answers. The home must be as it was when the image was made. The image stays as it is.

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use dorm_sys::process::Process;
 use rustix::process::Signal;
@@ -13,9 +14,9 @@ use super::spare::Spare;
 use super::start::{process_netns, record_of};
 use super::{Container, LiveBox, ended};
 use crate::criu::Criu;
-use crate::criu::manifest::Manifest;
+use crate::criu::manifest::{Manifest, Pages};
 use crate::launch;
-use crate::{BoxRecord, BoxSpec, EngineError, Id, MemoryImage, Result};
+use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Id, Result};
 
 impl Container {
     pub(super) fn criu(&self) -> Result<&Criu> {
@@ -24,11 +25,12 @@ impl Container {
             .map_err(|reason| EngineError::CannotCheckpoint(reason.clone()))
     }
 
-    pub(super) async fn checkpoint_box(&self, id: &Id, image: &Path) -> Result<MemoryImage> {
+    pub(super) async fn dump_box(&self, id: &Id, image: &Path) -> Result<Dumped> {
         let criu = self.criu()?;
         let live = self.live(id)?;
         let failed = || EngineError::io("cannot write the memory image");
         let unfinished = Unfinished::make(image).map_err(failed())?;
+        let began = Instant::now();
         criu.dump(
             &self.launcher,
             live.process.pid,
@@ -36,24 +38,30 @@ impl Container {
             &unfinished.0,
         )
         .await?;
-        let (image, version) = (image.to_owned(), criu.version.clone());
+        tracing::debug!(%id, took = ?began.elapsed(), "memory read");
+        let (id, image, version) = (id.clone(), image.to_owned(), criu.version.clone());
         let (guest_hash, uid_base) = (live.guest_hash.clone(), live.uid_base);
-        let committed = tokio::task::spawn_blocking(move || {
-            let _ = fs::remove_file(unfinished.0.join("criu.log"));
-            Manifest::commit(&unfinished.0, &image, &guest_hash, uid_base, &version)
-        });
-        committed
-            .await
-            .unwrap_or_else(|e| Err(std::io::Error::other(e)))
-            .map_err(failed())
+        Ok(Dumped::new(async move {
+            let began = Instant::now();
+            let committed = tokio::task::spawn_blocking(move || {
+                let _ = fs::remove_file(unfinished.0.join("criu.log"));
+                Manifest::commit(&unfinished.0, &image, &guest_hash, uid_base, &version)
+            });
+            let committed = committed
+                .await
+                .unwrap_or_else(|e| Err(std::io::Error::other(e)))
+                .map_err(failed());
+            tracing::debug!(%id, took = ?began.elapsed(), "memory image on disk");
+            committed
+        }))
     }
 
     pub(super) async fn restore_box(&self, spec: &BoxSpec, image: &Path) -> Result<BoxRecord> {
         let criu = self.criu()?;
-        let manifest = {
+        let (manifest, pages) = {
             let image = image.to_owned();
-            let verified = tokio::task::spawn_blocking(move || Manifest::verify(&image)).await;
-            verified
+            let opened = tokio::task::spawn_blocking(move || Manifest::open(&image)).await;
+            opened
                 .unwrap_or_else(|e| Err(e.to_string()))
                 .map_err(EngineError::BadImage)?
         };
@@ -72,13 +80,15 @@ impl Container {
         }
         let work = tempfile::Builder::new().prefix("restore-").tempdir_in(&self.work);
         let work = work.map_err(EngineError::io("cannot make a directory for criu"))?;
-        self.occupy(
-            spec,
-            self.bring_back(criu, spec, &manifest.guest_hash, guest, image, work.path()),
-        )
-        .await
+        let check = Check::begin(pages);
+        let come = self.bring_back(criu, spec, &manifest.guest_hash, guest, image, work.path(), check);
+        self.occupy(spec, come).await
     }
 
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "they have one thing in common, this call"
+    )]
     async fn bring_back(
         &self,
         criu: &Criu,
@@ -87,7 +97,9 @@ impl Container {
         guest: PathBuf,
         image: &Path,
         work: &Path,
+        mut check: Check,
     ) -> Result<(LiveBox, BoxRecord)> {
+        let began = Instant::now();
         let limits = self.group_limits(&spec.limits)?;
         let mut launcher = self.spares.take().await?;
         let (group, join) = launcher.claim(&self.cgroups, &spec.id, &limits)?;
@@ -103,16 +115,38 @@ impl Container {
         } = launcher;
         let restored = async {
             let restoring = criu.restore(&socket, &launch, image, work).await?;
+            let started = began.elapsed();
             let pid = restoring.namespaces().await?;
+            let namespaces = began.elapsed();
             let netns = dorm_sys::namespace::open(pid, "net")
                 .map_err(EngineError::io("cannot open the box's network"))?;
             self.network.attach(&spec.id, spec.slot, &Arc::new(netns)).await?;
-            restoring.finish().await
+            let network = began.elapsed();
+            restoring.memory().await?;
+            let memory = began.elapsed();
+            // Nothing of the box has run yet.
+            if let Err(reason) = check.verdict().await {
+                restoring.give_up().await;
+                return Err(EngineError::BadImage(reason));
+            }
+            let checked = began.elapsed();
+            let restored = restoring.finish().await;
+            tracing::debug!(id = %spec.id, ?started, ?namespaces, ?network, ?memory, ?checked, done = ?began.elapsed(), "restored");
+            restored
         }
         .await;
         drop(socket);
         let _ = criu_process.wait().await;
-        let process = Process::open(restored?).map_err(EngineError::io("cannot find the restored box"))?;
+        let restored = match restored {
+            // Memory that is damaged explains whatever else went wrong.
+            Err(EngineError::BadImage(reason)) => {
+                return Err(EngineError::BadImage(
+                    check.verdict().await.err().unwrap_or(reason),
+                ));
+            }
+            restored => restored?,
+        };
+        let process = Process::open(restored).map_err(EngineError::io("cannot find the restored box"))?;
         let found = process_netns(&process).and_then(|netns| {
             // A fork comes back under the name of the agent that its memory was taken from.
             dorm_sys::namespace::open(process.pid, "uts")
@@ -130,6 +164,28 @@ impl Container {
                 Err(error)
             }
         }
+    }
+}
+
+/// The comparison of an image's memory with its checksums, while CRIU reads it.
+struct Check {
+    running: Option<tokio::task::JoinHandle<Result<(), String>>>,
+    verdict: Result<(), String>,
+}
+
+impl Check {
+    fn begin(pages: Pages) -> Self {
+        Self {
+            running: Some(tokio::task::spawn_blocking(move || pages.verify())),
+            verdict: Ok(()),
+        }
+    }
+
+    async fn verdict(&mut self) -> Result<(), String> {
+        if let Some(running) = self.running.take() {
+            self.verdict = running.await.unwrap_or_else(|e| Err(e.to_string()));
+        }
+        self.verdict.clone()
     }
 }
 

@@ -21,7 +21,7 @@ use crate::guest_binary::{self, GuestBinary};
 use crate::home::Pool;
 use crate::network::{self, Network};
 use crate::{
-    BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, MemoryImage, Result,
+    BoxExit, BoxRecord, BoxSpec, BoxStats, Dumped, Engine, EngineError, GuestStream, Id, MemoryImage, Result,
 };
 
 mod adopt;
@@ -147,7 +147,7 @@ impl Container {
 }
 
 /// Tells the daemons of one host apart: six hex digits of the data directory's name.
-fn instance(data: &Path) -> String {
+pub(crate) fn instance(data: &Path) -> String {
     let data = std::fs::canonicalize(data).unwrap_or_else(|_| data.to_owned());
     blake3::hash(data.as_os_str().as_encoded_bytes()).to_hex()[..6].to_owned()
 }
@@ -237,7 +237,11 @@ impl Engine for Container {
     }
 
     async fn checkpoint(&self, id: &Id, image: &Path) -> Result<MemoryImage> {
-        self.checkpoint_box(id, image).await
+        self.dump_box(id, image).await?.seal().await
+    }
+
+    async fn dump(&self, id: &Id, image: &Path) -> Result<Dumped> {
+        self.dump_box(id, image).await
     }
 
     async fn restore(&self, spec: &BoxSpec, image: &Path) -> Result<BoxRecord> {

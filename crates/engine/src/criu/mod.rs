@@ -11,6 +11,7 @@ use crate::launch::{self, Job, Preparation, Report, Spec};
 use crate::packet::PacketSocket;
 use crate::{EngineError, Result};
 
+pub mod bare;
 mod find;
 pub(crate) mod manifest;
 mod rpc;
@@ -154,30 +155,51 @@ pub(crate) struct Restoring<'a> {
 impl Restoring<'_> {
     /// Waits for the namespaces and gives the pid of process 1 in them.
     pub(crate) async fn namespaces(&self) -> Result<i32> {
-        match self.call.next().await {
-            Ok(rpc::Progress::Namespaces(pid)) => Ok(pid),
-            Ok(rpc::Progress::Done { .. }) => Err(EngineError::BadImage(
+        match self.next().await? {
+            rpc::Progress::Namespaces(pid) => Ok(pid),
+            rpc::Progress::Restored | rpc::Progress::Done { .. } => Err(EngineError::BadImage(
                 "it has no namespaces of its own".to_owned(),
             )),
-            Err(refused) => Err(self.refused(refused)),
+        }
+    }
+
+    /// Lets CRIU go on until all processes are there, with their memory, and none of them runs.
+    pub(crate) async fn memory(&self) -> Result<()> {
+        loop {
+            self.go_on().await?;
+            match self.next().await? {
+                rpc::Progress::Restored => return Ok(()),
+                rpc::Progress::Namespaces(_) => {}
+                rpc::Progress::Done { .. } => {
+                    return Err(EngineError::BadImage("it ran too early".to_owned()));
+                }
+            }
         }
     }
 
     /// Lets CRIU go on, and gives the pid of process 1 when the box runs.
     pub(crate) async fn finish(&self) -> Result<i32> {
-        self.call.go_on().await.map_err(|refused| self.refused(refused))?;
         loop {
-            match self.call.next().await {
-                Ok(rpc::Progress::Done { pid: Some(pid) }) => return Ok(pid),
-                Ok(rpc::Progress::Done { pid: None }) => {
-                    return Err(EngineError::BadImage("no process came back".to_owned()));
-                }
-                Ok(rpc::Progress::Namespaces(_)) => {
-                    self.call.go_on().await.map_err(|refused| self.refused(refused))?;
-                }
-                Err(refused) => return Err(self.refused(refused)),
+            self.go_on().await?;
+            if let rpc::Progress::Done { pid } = self.next().await? {
+                return pid.ok_or_else(|| EngineError::BadImage("no process came back".to_owned()));
             }
         }
+    }
+
+    /// Has CRIU end what it has brought back.
+    pub(crate) async fn give_up(&self) {
+        if self.call.give_up().await.is_ok() {
+            let _ = self.call.next().await;
+        }
+    }
+
+    async fn go_on(&self) -> Result<()> {
+        self.call.go_on().await.map_err(|refused| self.refused(refused))
+    }
+
+    async fn next(&self) -> Result<rpc::Progress> {
+        self.call.next().await.map_err(|refused| self.refused(refused))
     }
 
     fn refused(&self, refused: rpc::Refused) -> EngineError {

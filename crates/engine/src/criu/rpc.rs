@@ -130,6 +130,9 @@ pub(crate) struct Call<'a>(&'a PacketSocket);
 pub(crate) enum Progress {
     /// The namespaces of the process with this pid are there. CRIU waits for [`Call::go_on`].
     Namespaces(i32),
+    /// All processes are there, with their memory, and none of them runs. CRIU waits for [`Call::go_on`] or
+    /// [`Call::give_up`].
+    Restored,
     Done {
         /// Process 1 of what was restored.
         pid: Option<i32>,
@@ -138,10 +141,12 @@ pub(crate) enum Progress {
 
 pub(super) async fn dump(socket: &PacketSocket, options: Options) -> Result<(), Refused> {
     let call = Call::begin(socket, DUMP, options).await?;
-    while let Progress::Namespaces(_) = call.next().await? {
-        call.go_on().await?;
+    loop {
+        match call.next().await? {
+            Progress::Done { .. } => return Ok(()),
+            Progress::Namespaces(_) | Progress::Restored => call.go_on().await?,
+        }
     }
-    Ok(())
 }
 
 pub(super) async fn restore(socket: &PacketSocket, options: Options) -> Result<Call<'_>, Refused> {
@@ -174,18 +179,28 @@ impl<'a> Call<'a> {
                 };
             }
             let notify = response.notify.unwrap_or_default();
-            if notify.script() == "setup-namespaces" {
-                return Ok(Progress::Namespaces(notify.pid()));
+            match notify.script() {
+                "setup-namespaces" => return Ok(Progress::Namespaces(notify.pid())),
+                "post-restore" => return Ok(Progress::Restored),
+                _ => self.go_on().await?,
             }
-            self.go_on().await?;
         }
     }
 
     pub(super) async fn go_on(&self) -> Result<(), Refused> {
+        self.acknowledge(true).await
+    }
+
+    /// CRIU ends what it has brought back.
+    pub(super) async fn give_up(&self) -> Result<(), Refused> {
+        self.acknowledge(false).await
+    }
+
+    async fn acknowledge(&self, success: bool) -> Result<(), Refused> {
         self.send(Request {
             kind: NOTIFY,
             options: None,
-            notify_success: Some(true),
+            notify_success: Some(success),
         })
         .await
     }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use dorm_engine::{EngineError, Id};
+use dorm_engine::{Dumped, EngineError, Id};
 
 use super::decide::Rest;
 use super::registry::Context;
@@ -115,12 +115,13 @@ async fn live(agent: &Arc<Agent>, id: &Id, label: &str, kind: SnapshotKind) -> R
         .freeze(&agent.profile.id)
         .await
         .map_err(Trouble::engine(VERB))?;
-    let size = keep(agent, id, kind, true).await?;
+    let memory = keep(agent, id, kind, true).await?;
     engine
         .thaw(&agent.profile.id)
         .await
         .map_err(Trouble::engine("go on after its snapshot"))?;
-    record(agent, id, label, kind, size).await
+    // It goes on while its memory goes to disk.
+    record(agent, id, label, kind, memory.seal().await?).await
 }
 
 /// Of an agent that stands still anyway.
@@ -133,16 +134,33 @@ async fn whole(
 ) -> Result<(), Trouble> {
     let has_memory = has_box || agent.current_image().is_some();
     let kind = if has_memory { kind } else { SnapshotKind::Files };
-    let size = keep(agent, id, kind, has_box).await?;
-    record(agent, id, label, kind, size).await
+    let memory = keep(agent, id, kind, has_box).await?;
+    record(agent, id, label, kind, memory.seal().await?).await
 }
 
-/// The memory and the home, of one instant; gives the size of the memory image.
-async fn keep(agent: &Arc<Agent>, id: &Id, kind: SnapshotKind, has_box: bool) -> Result<u64, Trouble> {
+/// The memory of a snapshot.
+enum Memory {
+    /// An image of this size, or none.
+    Kept(u64),
+    Written(Dumped),
+}
+
+impl Memory {
+    /// Gives the size of the image once it is on disk.
+    async fn seal(self) -> Result<u64, Trouble> {
+        match self {
+            Self::Kept(size) => Ok(size),
+            Self::Written(dumped) => Ok(dumped.seal().await.map_err(Trouble::engine(VERB))?.size),
+        }
+    }
+}
+
+/// The memory and the home, of one instant.
+async fn keep(agent: &Arc<Agent>, id: &Id, kind: SnapshotKind, has_box: bool) -> Result<Memory, Trouble> {
     let ctx = &agent.ctx;
     ctx.faults.reach(Point::SnapshotFrozen).await?;
-    let size = match kind {
-        SnapshotKind::Files => 0,
+    let memory = match kind {
+        SnapshotKind::Files => Memory::Kept(0),
         SnapshotKind::Full => memory(agent, id, has_box).await?,
     };
     ctx.faults.reach(Point::SnapshotImageMade).await?;
@@ -151,10 +169,10 @@ async fn keep(agent: &Arc<Agent>, id: &Id, kind: SnapshotKind, has_box: bool) ->
         .await
         .map_err(Trouble::engine(VERB))?;
     ctx.faults.reach(Point::SnapshotHomeKept).await?;
-    Ok(size)
+    Ok(memory)
 }
 
-async fn memory(agent: &Arc<Agent>, id: &Id, has_box: bool) -> Result<u64, Trouble> {
+async fn memory(agent: &Arc<Agent>, id: &Id, has_box: bool) -> Result<Memory, Trouble> {
     let ctx = &agent.ctx;
     let path = images::new_path(agent, id).await.map_err(Trouble::disk(VERB))?;
     match agent.current_image() {
@@ -168,14 +186,14 @@ async fn memory(agent: &Arc<Agent>, id: &Id, has_box: bool) -> Result<u64, Troub
             images::share(&images::path(agent, &image.id), &path)
                 .await
                 .map_err(Trouble::disk(VERB))?;
-            Ok(image.size)
+            Ok(Memory::Kept(image.size))
         }
         None if has_box => {
             ctx.engine.can_checkpoint().map_err(Trouble::NoImages)?;
-            let made = ctx.engine.checkpoint(&agent.profile.id, &path).await;
-            Ok(made.map_err(Trouble::engine(VERB))?.size)
+            let dumped = ctx.engine.dump(&agent.profile.id, &path).await;
+            Ok(Memory::Written(dumped.map_err(Trouble::engine(VERB))?))
         }
-        None => Ok(0),
+        None => Ok(Memory::Kept(0)),
     }
 }
 

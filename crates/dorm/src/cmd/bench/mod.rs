@@ -1,36 +1,59 @@
 //! `dorm bench`: how fast a running daemon is, beside the bare limits of the machine it runs on.
 
+mod aims;
 mod create;
+mod crowd;
 mod exec;
 mod files;
 mod host_files;
+mod load;
 mod report;
 mod runc;
+mod snapshot;
 mod spawn;
+mod standby;
+mod wake;
 
-use std::sync::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use dorm_engine::criu::bare::Bare;
 use dorm_server::api::types::{Agent, Lifetime, NewAgent, Template};
 
 use crate::cli::Global;
+use crate::client::wire::StartRequest;
 use crate::client::{Client, agent_path, encode};
 use crate::exit::{INTERRUPTED, Quiet};
+use crate::size::Size;
 use crate::{output, progress};
-use report::{Aim, Report};
+use report::Report;
+
+/// How long Ctrl-C waits for what must not be broken off.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Measure this daemon beside the bare limits of its machine
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example: dorm bench --runs 50 --only exec\n\nMeasurements: create, exec, files, spawn, runc, host-files."
+    after_help = "Example: dorm bench --runs 50 --only standby --only wake\n\nWhatever it makes on the daemon is deleted at its end, also at Ctrl-C."
 )]
 pub(crate) struct Args {
-    /// How often each is measured; transfers are measured three times
+    /// How often each is measured; what takes long a quarter as often, and transfers three times
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Only these
     #[arg(long, value_name = "NAME")]
     only: Vec<What>,
+    /// How many forks `forks` makes
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    forks: u32,
+    /// How many agents `hibernated` puts to disk
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    hibernated: u32,
+    /// What `homes` fills the large home with
+    #[arg(long, default_value = "5G", value_name = "SIZE")]
+    home: Size,
     /// What the agents are made from
     #[arg(long, default_value = "base")]
     template: String,
@@ -50,13 +73,31 @@ enum What {
     Runc,
     /// Write and read a file on the host
     HostFiles,
+    /// Pause an agent and wake it, beside the freezer alone
+    Standby,
+    /// Put an agent to disk and wake it, beside CRIU alone
+    Wake,
+    /// Take snapshots of a running agent with its memory
+    Snapshot,
+    /// Snapshots and forks of a small and of a large home
+    Homes,
+    /// Fork an agent many times
+    Forks,
+    /// Keep many agents on disk
+    Hibernated,
 }
 
-const ALL: [What; 6] = [
+const ALL: [What; 12] = [
     What::Spawn,
     What::Exec,
     What::Runc,
     What::Create,
+    What::Standby,
+    What::Wake,
+    What::Snapshot,
+    What::Homes,
+    What::Forks,
+    What::Hibernated,
     What::HostFiles,
     What::Files,
 ];
@@ -65,10 +106,14 @@ const ALL: [What; 6] = [
 struct Bench {
     client: Client,
     template: Template,
-    data: std::path::PathBuf,
+    data: PathBuf,
     runs: u32,
+    /// What dorm is made of, or why it cannot be measured from here.
+    bare: Result<Bare, String>,
     /// Agents that were made and not yet deleted.
     made: Mutex<Vec<String>>,
+    /// Held while something is under way that must not be broken off.
+    unbroken: Arc<tokio::sync::Mutex<()>>,
 }
 
 pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
@@ -79,15 +124,17 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
     let bench = Bench {
         client,
         template,
+        bare: Bare::open(&global.data(), Path::new("/proc/self/exe")),
         data: global.data(),
         runs: args.runs,
         made: Mutex::default(),
+        unbroken: Arc::default(),
     };
     let chosen = ALL
         .into_iter()
         .filter(|what| args.only.is_empty() || args.only.contains(what));
     let result = tokio::select! {
-        result = bench.measure(chosen) => result,
+        result = bench.measure(chosen, &args) => result,
         _ = tokio::signal::ctrl_c() => Err(Quiet(INTERRUPTED).into()),
     };
     bench.clean_up().await;
@@ -100,10 +147,11 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
 }
 
 impl Bench {
-    async fn measure(&self, chosen: impl Iterator<Item = What>) -> Result<Report> {
+    async fn measure(&self, chosen: impl Iterator<Item = What>, args: &Args) -> Result<Report> {
         let mut report = Report::new(self.runs, &self.template);
         for what in chosen {
             let bar = progress::spinner(format!("measuring {what:?}"));
+            let mut figures = Vec::new();
             let measured = match what {
                 What::Create => vec![create::measure(self).await?],
                 What::Exec => vec![exec::measure(self).await?],
@@ -111,50 +159,102 @@ impl Bench {
                 What::Spawn => spawn::measure(self.runs)?,
                 What::Runc => vec![runc::measure(&self.data, &self.template, self.runs)?],
                 What::HostFiles => host_files::measure(&self.data)?,
+                What::Standby => standby::measure(self).await?,
+                What::Wake => wake::measure(self).await?,
+                What::Snapshot => snapshot::live(self).await?,
+                What::Homes => {
+                    let measured;
+                    (measured, figures) = snapshot::files(self, args.home.0).await?;
+                    measured
+                }
+                What::Forks => {
+                    figures = crowd::forks(self, args.forks).await?;
+                    Vec::new()
+                }
+                What::Hibernated => {
+                    let measured;
+                    (measured, figures) = crowd::hibernated(self, args.hibernated).await?;
+                    measured
+                }
             };
             bar.finish_and_clear();
             report.measurements.extend(measured);
+            report.figures.extend(figures);
         }
-        report.aim(Aim {
-            name: "exec within 3 times of fork+exec",
-            of: exec::NAME,
-            against: spawn::FORK,
-            at_most: 3.0,
-        });
-        report.aim(Aim {
-            name: "create + first exec below runc run",
-            of: create::NAME,
-            against: runc::NAME,
-            at_most: 1.0,
-        });
-        report.aim(Aim {
-            name: "upload against a plain write",
-            of: files::UPLOAD,
-            against: host_files::WRITE,
-            at_most: f64::INFINITY,
-        });
-        report.aim(Aim {
-            name: "download against a plain read",
-            of: files::DOWNLOAD,
-            against: host_files::READ,
-            at_most: f64::INFINITY,
-        });
+        aims::add_to(&mut report);
         Ok(report)
+    }
+
+    /// How often to measure what takes a good part of a second.
+    fn slow_runs(&self) -> u32 {
+        self.runs.div_ceil(4)
+    }
+
+    fn made(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Agents of these names are deleted at the end.
+    fn will_make(&self, names: impl IntoIterator<Item = String>) {
+        self.made().extend(names);
+    }
+
+    /// For an agent that is deleted at the end.
+    fn new_name(&self) -> String {
+        let name = format!("bench-{}", &dorm_engine::Id::random().as_str()[..10]);
+        self.will_make([name.clone()]);
+        name
+    }
+
+    /// `work` goes on to its end, even if whoever waits for it does not.
+    async fn unbroken<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, dorm_engine::EngineError>> + Send + 'static,
+    ) -> Result<T> {
+        let guard = self.unbroken.clone().lock_owned().await;
+        let work = tokio::spawn(async move {
+            let done = work.await;
+            drop(guard);
+            done
+        });
+        Ok(work.await.context("the measurement broke off")??)
+    }
+
+    /// A request without a body about an agent.
+    async fn ask(&self, agent: &str, what: &str) -> Result<()> {
+        let _: serde_json::Value = self
+            .client
+            .post(&agent_path(agent, what), &serde_json::json!({}))
+            .await?;
+        Ok(())
+    }
+
+    /// What a script in the agent wrote, or `None` if it failed.
+    async fn shell(&self, agent: &str, script: &str) -> Result<Option<String>> {
+        let guest = self.client.guest(agent, Some("root"));
+        let (output, _, end) = guest
+            .run(&StartRequest::command("/bin/sh", ["-c", script]))
+            .await?;
+        Ok((end.code() == 0).then(|| String::from_utf8_lossy(&output).into_owned()))
     }
 
     /// A new agent that runs.
     async fn agent(&self) -> Result<Agent> {
-        let name = format!("bench-{}", &dorm_engine::Id::random().as_str()[..10]);
-        self.made
-            .lock()
-            .unwrap_or_else(|p| p.into_inner())
-            .push(name.clone());
+        self.make(None).await
+    }
+
+    /// A new agent whose home may hold so many bytes.
+    async fn agent_with_disk(&self, bytes: u64) -> Result<Agent> {
+        self.make(Some(bytes)).await
+    }
+
+    async fn make(&self, disk: Option<u64>) -> Result<Agent> {
         let request = NewAgent {
-            name,
+            name: self.new_name(),
             template: Some(self.template.id.to_string()),
             cpus: None,
             memory: None,
-            disk: None,
+            disk,
             pids: None,
             env: Default::default(),
             lifetime: Some(Lifetime::Persistent),
@@ -171,16 +271,14 @@ impl Bench {
 
     async fn delete(&self, name: &str) -> Result<()> {
         self.client.delete(&agent_path(name, "")).await?;
-        self.made
-            .lock()
-            .unwrap_or_else(|p| p.into_inner())
-            .retain(|made| made != name);
+        self.made().retain(|made| made != name);
         Ok(())
     }
 
     /// Deletes what an error or Ctrl-C left.
     async fn clean_up(&self) {
-        let left = std::mem::take(&mut *self.made.lock().unwrap_or_else(|p| p.into_inner()));
+        let _ = tokio::time::timeout(PATIENCE, self.unbroken.lock()).await;
+        let left = std::mem::take(&mut *self.made());
         for name in left {
             let _ = self.client.delete(&agent_path(&name, "")).await;
         }

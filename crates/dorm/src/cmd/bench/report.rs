@@ -72,6 +72,51 @@ impl Measurement {
     }
 }
 
+/// Something that was counted or weighed once.
+#[derive(Debug, Serialize)]
+pub(super) struct Figure {
+    name: &'static str,
+    value: f64,
+    unit: &'static str,
+}
+
+impl Figure {
+    pub(super) fn ms(name: &'static str, value: f64) -> Self {
+        Self {
+            name,
+            value,
+            unit: "ms",
+        }
+    }
+
+    pub(super) fn mib(name: &'static str, bytes: f64) -> Self {
+        let value = bytes / f64::from(1 << 20);
+        Self {
+            name,
+            value,
+            unit: "MiB",
+        }
+    }
+
+    pub(super) fn kib(name: &'static str, bytes: f64) -> Self {
+        let value = bytes / 1024.0;
+        Self {
+            name,
+            value,
+            unit: "KiB",
+        }
+    }
+
+    pub(super) fn count(name: &'static str, value: u32) -> Self {
+        let value = f64::from(value);
+        Self {
+            name,
+            value,
+            unit: "",
+        }
+    }
+}
+
 /// A ratio of two medians, and what it should be at most.
 pub(super) struct Aim {
     pub(super) name: &'static str,
@@ -96,6 +141,7 @@ pub(super) struct Report {
     runs: u32,
     template: String,
     pub(super) measurements: Vec<Measurement>,
+    pub(super) figures: Vec<Figure>,
     ratios: Vec<Ratio>,
 }
 
@@ -107,6 +153,7 @@ impl Report {
             runs,
             template: template.name.clone(),
             measurements: Vec::new(),
+            figures: Vec::new(),
             ratios: Vec::new(),
         }
     }
@@ -163,7 +210,23 @@ impl Report {
                 }
             }
         }
-        let mut text = table.render();
+        let mut text = match self.measurements.is_empty() {
+            true => String::new(),
+            false => table.render(),
+        };
+        if !self.figures.is_empty() {
+            let mut figures = Table::new(["FIGURE", ">IS", ""]);
+            for Figure { name, value, unit } in &self.figures {
+                let digits = if unit.is_empty() { 0 } else { 2 };
+                figures.row([
+                    (*name).to_owned(),
+                    format!("{value:.digits$}"),
+                    (*unit).to_owned(),
+                ]);
+            }
+            text.push('\n');
+            text += &figures.render();
+        }
         if !self.ratios.is_empty() {
             let mut ratios = Table::new(["RATIO OF MEDIANS", ">IS", ">AIM", ""]);
             for ratio in &self.ratios {
@@ -200,6 +263,7 @@ mod tests {
             runs: 1,
             template: "base".into(),
             measurements,
+            figures: Vec::new(),
             ratios: Vec::new(),
         }
     }

@@ -1,0 +1,106 @@
+//! What is compared with what.
+
+use super::report::{Aim, Report};
+use super::{create, crowd, exec, files, host_files, runc, snapshot, spawn, standby, wake};
+
+const NONE: f64 = f64::INFINITY;
+
+/// Name, what, against what, and what the ratio should be at most.
+const AIMS: [(&str, &str, &str, f64); 15] = [
+    ("exec within 3 times of fork+exec", exec::NAME, spawn::FORK, 3.0),
+    (
+        "create + first exec below runc run",
+        create::NAME,
+        runc::NAME,
+        1.0,
+    ),
+    (
+        "wake from standby + exec against exec",
+        standby::WAKE,
+        standby::EXEC,
+        2.0,
+    ),
+    (
+        "wake from standby + exec against the bare thaw",
+        standby::WAKE,
+        standby::THAW,
+        NONE,
+    ),
+    (
+        "pause against a bare freeze",
+        standby::PAUSE,
+        standby::FREEZE,
+        10.0,
+    ),
+    (
+        "wake from disk against criu restore",
+        wake::WAKE,
+        wake::RESTORE,
+        1.2,
+    ),
+    (
+        "the same, not in page cache",
+        wake::WAKE_COLD,
+        wake::RESTORE_COLD,
+        1.2,
+    ),
+    (
+        "held still by a live snapshot against criu dump",
+        snapshot::HELD,
+        snapshot::DUMP,
+        1.2,
+    ),
+    (
+        "files-only snapshot of a large home against a small",
+        snapshot::FILES_LARGE,
+        snapshot::FILES_SMALL,
+        1.5,
+    ),
+    (
+        "files-only fork of a large home against a small",
+        snapshot::FORK_LARGE,
+        snapshot::FORK_SMALL,
+        1.5,
+    ),
+    (
+        "wake from disk among many against few",
+        crowd::WAKE_CROWDED,
+        crowd::WAKE_ALONE,
+        1.3,
+    ),
+    (
+        "hibernate against criu dump",
+        wake::HIBERNATE,
+        snapshot::DUMP,
+        NONE,
+    ),
+    (
+        "upload against a plain write",
+        files::UPLOAD,
+        host_files::WRITE,
+        NONE,
+    ),
+    (
+        "download against a plain read",
+        files::DOWNLOAD,
+        host_files::READ,
+        NONE,
+    ),
+    (
+        "exec between pauses against fork+exec",
+        standby::EXEC,
+        spawn::FORK,
+        NONE,
+    ),
+];
+
+pub(super) fn add_to(report: &mut Report) {
+    for (name, of, against, at_most) in AIMS {
+        report.aim(Aim {
+            name,
+            of,
+            against,
+            at_most,
+        });
+    }
+}

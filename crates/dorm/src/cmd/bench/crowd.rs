@@ -1,0 +1,142 @@
+//! Many agents: running forks of one, and a thousand on disk.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use dorm_server::api::types::{Agent, Fork};
+
+use super::report::{Figure, Measurement, Samples};
+use super::{Bench, load};
+use crate::client::agent_path;
+
+const LIST: &str = "list of all agents";
+const LIST_FEW: &str = "list of a few agents";
+pub(super) const WAKE_ALONE: &str = "wake from disk, few on disk";
+pub(super) const WAKE_CROWDED: &str = "wake from disk, among all of them";
+
+/// Running copies of one agent.
+pub(super) async fn forks(bench: &Bench, count: u32) -> Result<Vec<Figure>> {
+    let agent = bench.agent().await?;
+    if load::missing(bench, &agent.name).await?.is_none() {
+        load::hold(bench, &agent.name, load::SMALL).await?;
+    }
+    let begun = Instant::now();
+    let made = fork(bench, &agent, count, true).await?;
+    let took = begun.elapsed();
+    let names: std::collections::HashSet<&str> = made.iter().map(|fork| fork.name.as_str()).collect();
+    let all: Vec<Agent> = bench.client.get("/v1/agents").await?;
+    let of = |figure: fn(&Agent) -> Option<u64>| {
+        let forks = all.iter().filter(|agent| names.contains(agent.name.as_str()));
+        forks.filter_map(figure).sum::<u64>() as f64 / f64::from(count)
+    };
+    let mut figures = vec![
+        Figure::count("forks of one agent, with its memory", count),
+        Figure::ms("time for each", took.as_secs_f64() * 1e3 / f64::from(count)),
+        Figure::mib("RAM of each", of(|agent| agent.memory_used)),
+        Figure::mib("disk of each", of(|agent| agent.disk_used)),
+    ];
+    let source: Agent = bench.client.get(&agent_path(&agent.name, "")).await?;
+    figures.push(Figure::mib(
+        "RAM of the agent they are forks of",
+        source.memory_used.unwrap_or(0) as f64,
+    ));
+    for fork in &made {
+        bench.delete(&fork.name).await?;
+    }
+    bench.delete(&agent.name).await?;
+    Ok(figures)
+}
+
+/// Agents that cost disk only.
+pub(super) async fn hibernated(bench: &Bench, count: u32) -> Result<(Vec<Measurement>, Vec<Figure>)> {
+    let agent = bench.agent().await?;
+    if load::missing(bench, &agent.name).await?.is_none() {
+        load::hold(bench, &agent.name, load::SMALL).await?;
+    }
+    let few = fork(bench, &agent, bench.slow_runs() + 1, false).await?;
+    let listed_few = list(bench).await?;
+    let alone = wake_each(bench, &few).await?;
+    let memory_before = daemon_memory(bench);
+    let begun = Instant::now();
+    let crowd = fork(bench, &agent, count, false).await?;
+    let took = begun.elapsed();
+    let memory_after = daemon_memory(bench);
+    let listed = list(bench).await?;
+    let (woken, rest) = crowd.split_at(few.len().min(crowd.len()));
+    let among = wake_each(bench, woken).await?;
+    for one in rest {
+        bench.delete(&one.name).await?;
+    }
+    bench.delete(&agent.name).await?;
+    let mut figures = vec![
+        Figure::count("agents on disk", count),
+        Figure::ms("time to make each", took.as_secs_f64() * 1e3 / f64::from(count)),
+    ];
+    if let (Ok(before), Ok(after)) = (memory_before, memory_after) {
+        figures.push(Figure::mib("daemon, with all of them", after as f64));
+        let each = (after as f64 - before as f64) / f64::from(count);
+        figures.push(Figure::kib("daemon, for each of them", each));
+    }
+    let measured = vec![
+        Measurement::new(LIST_FEW, &listed_few, None),
+        Measurement::new(LIST, &listed, None),
+        Measurement::new(WAKE_ALONE, &alone, None),
+        Measurement::new(WAKE_CROWDED, &among, None),
+    ];
+    Ok((measured, figures))
+}
+
+async fn fork(bench: &Bench, agent: &Agent, count: u32, start: bool) -> Result<Vec<Agent>> {
+    let name = bench.new_name();
+    bench.will_make((1..=count).map(|n| format!("{name}-{n}")));
+    let request = Fork {
+        name,
+        count: Some(count),
+        from: None,
+        files_only: false,
+        start,
+    };
+    bench
+        .client
+        .post(&agent_path(&agent.name, "/fork"), &request)
+        .await
+}
+
+/// Wakes one after the other, each of which is gone when the next is woken. The first is not counted.
+async fn wake_each(bench: &Bench, agents: &[Agent]) -> Result<Samples> {
+    let mut samples = Samples::new()?;
+    for (round, agent) in agents.iter().enumerate() {
+        let begun = Instant::now();
+        bench.ask(&agent.name, "/wake").await?;
+        if round > 0 || agents.len() == 1 {
+            samples.add(begun.elapsed())?;
+        }
+        bench.delete(&agent.name).await?;
+    }
+    Ok(samples)
+}
+
+async fn list(bench: &Bench) -> Result<Samples> {
+    let mut samples = Samples::new()?;
+    for round in 0..=bench.slow_runs() {
+        let begun = Instant::now();
+        let _: serde_json::Value = bench.client.get("/v1/agents").await?;
+        if round > 0 {
+            samples.add(begun.elapsed())?;
+        }
+    }
+    Ok(samples)
+}
+
+/// Bytes of RAM that the daemon holds, if it is on this machine.
+fn daemon_memory(bench: &Bench) -> Result<u64> {
+    let text = std::fs::read(bench.data.join("daemon.json"))?;
+    let daemon: serde_json::Value = serde_json::from_slice(&text)?;
+    let pid = daemon["pid"].as_u64().context("the daemon's pid is not known")?;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib: u64 = line
+        .and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse().ok())
+        .context("no RSS")?;
+    Ok(kib << 10)
+}

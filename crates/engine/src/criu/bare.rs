@@ -1,0 +1,126 @@
+//! The freezer and CRIU with nothing of dorm around them, for `dorm bench` to compare with.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use dorm_sys::cgroup::{Group, Hierarchy};
+use dorm_sys::process::Process;
+use rustix::process::Signal;
+
+use super::manifest::Manifest;
+use super::{Criu, expect};
+use crate::container::{ended, instance};
+use crate::launch::{self, Preparation, Report, Spec};
+use crate::packet::PacketSocket;
+use crate::{EngineError, Id, Result};
+
+/// For boxes and images of the daemon whose data directory is `data`.
+#[derive(Debug, Clone)]
+pub struct Bare {
+    data: PathBuf,
+    launcher: PathBuf,
+    cgroups: Hierarchy,
+    criu: Result<Criu, String>,
+}
+
+impl Bare {
+    /// The error says in words why there is nothing to compare with.
+    pub fn open(data: &Path, launcher: &Path) -> Result<Self, String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("it needs root".to_owned());
+        }
+        if !data.join("pool/homes").is_dir() {
+            return Err(format!("{} is no data directory of this machine", data.display()));
+        }
+        Ok(Self {
+            data: std::fs::canonicalize(data).map_err(|e| e.to_string())?,
+            launcher: launcher.to_owned(),
+            cgroups: Hierarchy::open(&format!("dorm-{}", instance(data))).map_err(|e| e.to_string())?,
+            criu: super::find(data, launcher),
+        })
+    }
+
+    /// `Ok` if there is a CRIU, otherwise the reason why not.
+    pub fn has_criu(&self) -> Result<(), String> {
+        self.criu.as_ref().map(|_| ()).map_err(Clone::clone)
+    }
+
+    fn criu(&self) -> Result<&Criu> {
+        self.criu
+            .as_ref()
+            .map_err(|reason| EngineError::CannotCheckpoint(reason.clone()))
+    }
+
+    fn group(&self, id: &Id) -> Group {
+        self.cgroups.group(id.as_str())
+    }
+
+    pub fn freeze(&self, id: &Id) -> io::Result<()> {
+        self.group(id).freeze()
+    }
+
+    pub fn thaw(&self, id: &Id) -> io::Result<()> {
+        self.group(id).thaw()
+    }
+
+    /// Where the image of a hibernated agent is.
+    pub fn image_of(&self, id: &Id) -> io::Result<PathBuf> {
+        let folder = std::fs::read_dir(self.data.join("images").join(id.as_str()))?;
+        let whole = |path: &PathBuf| path.extension().is_none();
+        let found = folder.filter_map(|entry| Some(entry.ok()?.path())).find(whole);
+        found.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Writes the memory of a frozen box to the directory `images`, and leaves the box as it is.
+    pub async fn dump(&self, id: &Id, pid: i32, images: &Path) -> Result<Duration> {
+        let began = Instant::now();
+        self.criu()?
+            .dump(&self.launcher, pid, &self.group(id).freezer(), images)
+            .await?;
+        Ok(began.elapsed())
+    }
+
+    /// Brings back the box of an image, without network, limits or a look at its checksums, and ends it. Measured is CRIU
+    /// alone: from its start, with the home mounted already, until the box runs.
+    pub async fn restore(&self, id: &Id, image: &Path) -> Result<Duration> {
+        let criu = self.criu()?;
+        let failed = || EngineError::io("cannot start criu");
+        let (manifest, _) = Manifest::open(image).map_err(EngineError::BadImage)?;
+        let spec = Spec {
+            home: self.data.join("pool/homes").join(id.as_str()),
+            uid_base: manifest.uid_base,
+            job: criu.job(
+                Some(self.data.join("guests").join(&manifest.guest_hash)),
+                Vec::new(),
+                0,
+            ),
+        };
+        let work = tempfile::tempdir().map_err(failed())?;
+        let (socket, theirs) = PacketSocket::pair().map_err(failed())?;
+        let mut process =
+            launch::spawn(&self.launcher, theirs, std::process::Stdio::null()).map_err(failed())?;
+        let nothing = Preparation {
+            join: Vec::new(),
+            filter: false,
+        };
+        socket.send_json(&nothing).await.map_err(failed())?;
+        expect(&socket, |r| matches!(r, Report::Prepared)).await?;
+        let restored = async {
+            let restoring = criu.restore(&socket, &spec, image, work.path()).await?;
+            let began = Instant::now();
+            restoring.namespaces().await?;
+            restoring.memory().await?;
+            let pid = restoring.finish().await?;
+            Ok((pid, began.elapsed()))
+        }
+        .await;
+        drop(socket);
+        let _ = process.wait().await;
+        let (pid, took) = restored?;
+        let restored = Process::open(pid).map_err(EngineError::io("cannot find the restored box"))?;
+        let _ = restored.signal(Signal::KILL);
+        ended(&restored).await;
+        Ok(took)
+    }
+}
