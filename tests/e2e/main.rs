@@ -20,7 +20,8 @@ macro_rules! features {
 }
 
 features![
-    agents, api, crash, docs, exec, files, hibernate, isolation, limits, network, runner, scale, templates
+    agents, api, crash, docs, exec, files, hibernate, isolation, limits, network, policy, runner, scale,
+    templates
 ];
 
 const THREADS: usize = 3;

@@ -431,6 +431,13 @@ impl Engine for FakeEngine {
         Ok(world.add(spec, memory.to_owned()))
     }
 
+    async fn set_network(&self, spec: &BoxSpec) -> Result<()> {
+        let mut world = self.world();
+        world.living(&spec.id)?;
+        world.specs.push(spec.clone());
+        Ok(())
+    }
+
     fn can_checkpoint(&self) -> std::result::Result<(), String> {
         match &self.world().cannot_checkpoint {
             Some(reason) => Err(reason.clone()),

@@ -139,6 +139,8 @@ pub struct BoxSpec {
     pub uid_base: u32,
     pub limits: Limits,
     pub boot: BootConfig,
+    #[serde(default)]
+    pub network: network::Policy,
 }
 
 /// What the engine wants remembered about a box, so that another daemon process can adopt it.
@@ -291,6 +293,9 @@ pub trait Engine: Send + Sync + 'static {
     /// Brings back the box that `image` was made of, on the home of `spec.id`, and returns when its
     /// guest answers. The home must be as it was when the image was made. The image stays as it is.
     async fn restore(&self, spec: &BoxSpec, image: &std::path::Path) -> Result<BoxRecord>;
+
+    /// Makes `spec.network` hold for the running box, in one step. Connections that it allows go on.
+    async fn set_network(&self, spec: &BoxSpec) -> Result<()>;
 
     /// `Ok` where memory images can be made, otherwise the reason why not, in words.
     fn can_checkpoint(&self) -> std::result::Result<(), String>;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use dorm_engine::network::Policy;
 use dorm_engine::{BoxRecord, Env, Id, Limits};
 use serde::{Deserialize, Serialize};
 
@@ -175,6 +176,9 @@ pub struct AgentSpec {
     pub env: Env,
     #[serde(default)]
     pub sleep: Sleep,
+    /// As recorded when the agent became known; it may have another by now.
+    #[serde(default)]
+    pub network: Policy,
 }
 
 /// When an agent that nobody uses goes to sleep. What is absent is the daemon's default; times are

@@ -32,7 +32,7 @@ mod world;
 pub(crate) use agent::Agent;
 pub(crate) use archive::{TarFile, rootfs, tar};
 pub(crate) use cli::{Output, run};
-pub(crate) use outside::{Outside, answers_peer_address, resolver_address};
+pub(crate) use outside::{Outside, answers_peer_address};
 pub(crate) use pty::Terminal;
 pub(crate) use server::{Options, Server};
 pub(crate) use wait::eventually;

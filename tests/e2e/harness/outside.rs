@@ -17,6 +17,8 @@ pub(crate) struct Outside {
     /// A public address, as addresses kept for documentation are taken to be.
     pub(crate) public: Ipv4Addr,
     pub(crate) private: Ipv4Addr,
+    /// A second public address of the same machine.
+    pub(crate) other: Ipv4Addr,
 }
 
 static OUTSIDE: OnceLock<Result<Outside, String>> = OnceLock::new();
@@ -51,6 +53,7 @@ impl Outside {
             host: address(1),
             public: address(2),
             private,
+            other: address(3),
         };
         let ip = |args: &str| command("ip", &args.split(' ').collect::<Vec<_>>());
         let (ns, host, public) = (&outside.namespace, outside.host, outside.public);
@@ -63,9 +66,11 @@ impl Outside {
         ip(&format!("route add {private}/32 dev {interface}"))?;
         ip(&format!("-n {ns} addr add {public}/29 dev eth0"))?;
         ip(&format!("-n {ns} addr add {private}/32 dev eth0"))?;
+        ip(&format!("-n {ns} addr add {}/29 dev eth0", outside.other))?;
         ip(&format!("-n {ns} link set lo up"))?;
         ip(&format!("-n {ns} link set eth0 up"))?;
         ip(&format!("-n {ns} route add default via {host}"))?;
+        outside.resolve_names()?;
         Ok(outside)
     }
 
@@ -91,6 +96,73 @@ impl Outside {
     pub(crate) fn udp(&self, address: Ipv4Addr, port: u16) -> Result<UdpSocket> {
         self.there(move || UdpSocket::bind((address, port)).context("cannot bind out there"))
     }
+}
+
+impl Outside {
+    /// Resolves names for boxes, for as long as the runner lives.
+    fn resolve_names(&self) -> Result<()> {
+        let socket = self.udp(resolver_address(), 53)?;
+        let (public, other, private) = (self.public, self.other, self.private);
+        std::thread::spawn(move || {
+            let mut buffer = [0; 512];
+            while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                let query = &buffer[..length];
+                let given = match name_in(query).as_str() {
+                    "some-name.example" => Some(Ipv4Addr::new(203, 0, 113, 99)),
+                    "private.example" => Some(private),
+                    "other.example" => Some(other),
+                    name if name.ends_with("here.example") => Some(public),
+                    _ => None,
+                };
+                // A box that has ended does not wait for its answer.
+                let _ = socket.send_to(&answer(query, given), from);
+            }
+        });
+        Ok(())
+    }
+
+    /// Sends something now and then to whoever is connected.
+    pub(crate) fn ticks(&self, address: Ipv4Addr) -> Result<SocketAddr> {
+        let listener = self.there(move || Ok(TcpListener::bind((address, 0))?))?;
+        let at = listener.local_addr()?;
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                std::thread::spawn(move || {
+                    while stream.write_all(b"tick\n").is_ok() {
+                        std::thread::sleep(std::time::Duration::from_millis(50));
+                    }
+                });
+            }
+        });
+        Ok(at)
+    }
+}
+
+/// The name that a DNS query asks for.
+fn name_in(query: &[u8]) -> String {
+    let (mut labels, mut rest) = (Vec::new(), query.get(12..).unwrap_or_default());
+    while let Some((length @ 1.., after)) = rest.split_first()
+        && let Some((label, next)) = after.split_at_checked(usize::from(*length))
+    {
+        labels.push(String::from_utf8_lossy(label).to_ascii_lowercase());
+        rest = next;
+    }
+    labels.join(".")
+}
+
+/// The answer to a DNS query: this address for an A record, nothing for others, and no such name without it.
+fn answer(query: &[u8], address: Option<Ipv4Addr>) -> Vec<u8> {
+    let name = query[12..].iter().position(|b| *b == 0).unwrap_or(0) + 13;
+    let question = &query[12..name + 4];
+    let given = address.filter(|_| question.ends_with(&[0, 1, 0, 1]));
+    let code = if address.is_some() { 0x80 } else { 0x83 };
+    let count = u8::from(given.is_some());
+    let mut reply = [&query[..2], &[0x81, code, 0, 1, 0, count, 0, 0, 0, 0], question].concat();
+    if let Some(address) = given {
+        reply.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+        reply.extend(address.octets());
+    }
+    reply
 }
 
 /// Answers every connection with the address it came from, for as long as the runner lives.

@@ -94,6 +94,14 @@ impl Remains {
             .collect())
     }
 
+    /// Where the daemon answers boxes' DNS queries, as far as the host has that address.
+    fn ears(&self) -> Result<Option<String>> {
+        let range = fs::read_to_string(self.data.join("network")).unwrap_or_default();
+        let base = format!("{}/32", range.split('/').next().unwrap_or_default());
+        let all = command("ip", &["-4", "addr", "show", "dev", "lo"])?;
+        Ok(all.split_whitespace().any(|word| word == base).then_some(base))
+    }
+
     /// Homes on disk, agents' and unfinished templates' alike.
     pub(crate) fn homes(&self) -> BTreeSet<String> {
         names_in(&self.data.join("pool/homes"))
@@ -149,6 +157,10 @@ impl Remains {
         if Path::new("/sys/class/net").join(&interface).exists() {
             found.push(format!("interface {interface}"));
         }
+        let chain = format!("chain inet dorm_{} b_{interface}", self.instance);
+        if command("nft", &["list", &chain]).is_ok() {
+            found.push(chain);
+        }
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         found.extend(
             mounts
@@ -183,6 +195,7 @@ impl Remains {
         );
         found.extend(self.tables()?.iter().map(|name| format!("nft table {name}")));
         found.extend(self.claims()?.iter().map(|range| format!("claim of {range}")));
+        found.extend(self.ears()?.map(|address| format!("address {address}")));
         Ok(found)
     }
 
@@ -205,6 +218,9 @@ impl Remains {
         }
         for table in self.tables()? {
             command("nft", &["delete", &format!("table {table}")])?;
+        }
+        if let Some(address) = self.ears()? {
+            command("ip", &["addr", "delete", &address, "dev", "lo"])?;
         }
         for range in self.claims()? {
             command("ip", &["route", "delete", "unreachable", &range])?;

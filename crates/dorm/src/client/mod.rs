@@ -137,6 +137,14 @@ impl Client {
         self.read(request).await
     }
 
+    pub(crate) async fn put<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
+        let request = self
+            .request(Method::PUT, path)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(full(serde_json::to_vec(body)?))?;
+        self.read(request).await
+    }
+
     /// For answers that carry nothing a command needs.
     pub(crate) async fn delete(&self, path: &str) -> Result<()> {
         let response = self

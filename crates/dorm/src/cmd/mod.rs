@@ -13,6 +13,7 @@ pub(crate) mod hold;
 pub(crate) mod key;
 pub(crate) mod logs;
 pub(crate) mod ls;
+pub(crate) mod net;
 pub(crate) mod new;
 pub(crate) mod pause;
 pub(crate) mod ps;

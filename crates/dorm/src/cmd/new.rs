@@ -5,6 +5,7 @@ use std::time::Instant;
 use anyhow::Result;
 use dorm_server::api::types::{Agent, Lifetime, NewAgent};
 
+use super::net::PolicyArgs;
 use super::{env_map, parse_env, parse_time};
 use crate::cli::Global;
 use crate::size::Size;
@@ -46,6 +47,8 @@ pub(crate) struct Args {
     /// Its ports need no token: whoever has a URL of it may open it
     #[arg(long)]
     public: bool,
+    #[command(flatten)]
+    network: PolicyArgs,
     /// Goes away when its box ends
     #[arg(long)]
     ephemeral: bool,
@@ -76,6 +79,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         hibernate_after: args.hibernate_after,
         keep_awake: args.keep_awake,
         public: args.public,
+        network: args.network.into(),
         start: !args.no_start,
     };
     let bar = progress::spinner(format!("making {}", request.name));

@@ -1,7 +1,7 @@
 //! `dorm show`: all there is to know about one agent.
 
 use anyhow::Result;
-use dorm_server::api::types::{Agent, Lifetime};
+use dorm_server::api::types::{Agent, Lifetime, Network};
 
 use crate::cli::Global;
 use crate::client::agent_path;
@@ -40,6 +40,9 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         ("disk", Size(agent.disk).to_string()),
         ("pids", agent.pids.to_string()),
     ];
+    if agent.network != Network::default() {
+        fields.extend(super::net::fields(&agent.network));
+    }
     if agent.keep_awake {
         fields.push(("sleep", "never by itself".to_owned()));
     }

@@ -11,6 +11,7 @@ impl Container {
     pub(super) async fn adopt_box(&self, spec: &BoxSpec, record: &BoxRecord) -> Result<bool> {
         match self.find(spec, record) {
             Some(live) => {
+                self.network.apply(&spec.id, spec.slot, &spec.network).await?;
                 self.boxes().insert(spec.id.clone(), Slot::Live(Arc::new(live)));
                 Ok(true)
             }

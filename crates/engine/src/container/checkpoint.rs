@@ -120,7 +120,9 @@ impl Container {
             let namespaces = began.elapsed();
             let netns = dorm_sys::namespace::open(pid, "net")
                 .map_err(EngineError::io("cannot open the box's network"))?;
-            self.network.attach(&spec.id, spec.slot, &Arc::new(netns)).await?;
+            self.network
+                .attach(&spec.id, spec.slot, &spec.network, &Arc::new(netns))
+                .await?;
             let network = began.elapsed();
             restoring.memory().await?;
             let memory = began.elapsed();

@@ -248,6 +248,11 @@ impl Engine for Container {
         self.restore_box(spec, image).await
     }
 
+    async fn set_network(&self, spec: &BoxSpec) -> Result<()> {
+        self.live(&spec.id)?;
+        self.network.apply(&spec.id, spec.slot, &spec.network).await
+    }
+
     fn can_checkpoint(&self) -> Result<(), String> {
         self.criu.as_ref().map(|_| ()).map_err(Clone::clone)
     }

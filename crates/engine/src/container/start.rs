@@ -100,8 +100,10 @@ impl Container {
 
         let outcome = tokio::time::timeout(READY_WITHIN, async {
             let netns = process_netns(&process)?;
-            let (attached, ()) =
-                tokio::join!(self.network.attach(&spec.id, spec.slot, &netns), reap_launcher);
+            let (attached, ()) = tokio::join!(
+                self.network.attach(&spec.id, spec.slot, &spec.network, &netns),
+                reap_launcher
+            );
             // A box whose set-up failed is gone by now, and says why better than the network can.
             if let Err(error) = attached {
                 return Err(match said(&socket).await {

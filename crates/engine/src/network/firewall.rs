@@ -1,13 +1,14 @@
-//! What boxes may reach: one nftables table for each daemon, the same for all its boxes.
+//! What boxes may reach: one nftables table for each daemon.
 //!
-//! No rule names a box. The kernel's own routes say which address belongs behind which interface, and that is
-//! what the source check asks; so starting and stopping a box changes nothing here.
+//! No rule here names a box. The kernel's own routes say which address belongs behind which interface, and that is
+//! what the source check asks; so starting and stopping a box changes nothing. A box that has a policy of its own has a
+//! chain for it, which a map leads to: see [`super::gate`].
 //!
 //! Boxes have no need to ask for hardware addresses. Answering them would tell which addresses the host has, and every
 //! question leaves an entry for its sender in the host's one neighbour table, which a box could fill.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::process::Stdio;
 
 use tokio::io::AsyncWriteExt;
@@ -16,7 +17,7 @@ use super::{GATEWAY, Range};
 use crate::{EngineError, Result};
 
 /// Private, shared, link-local, loopback, multicast, documentation-only benchmarks and reserved.
-const OUT_OF_BOUNDS: &str = "0.0.0.0/8, 10.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 169.254.0.0/16, 172.16.0.0/12, \
+pub(super) const OUT_OF_BOUNDS: &str = "0.0.0.0/8, 10.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 169.254.0.0/16, 172.16.0.0/12, \
     192.0.0.0/24, 192.168.0.0/16, 198.18.0.0/15, 224.0.0.0/4, 240.0.0.0/4";
 
 /// How fast one box may open connections. The host's table of them is shared, and a box that fills it would cut off all others.
@@ -27,47 +28,73 @@ pub(super) fn interface_prefix(instance: &str) -> String {
     format!("d{}", &instance[..4])
 }
 
-fn table(instance: &str) -> String {
+pub(super) fn table(instance: &str) -> String {
     format!("dorm_{instance}")
 }
 
-fn ruleset(instance: &str, range: &Range, resolvers: &[Ipv4Addr]) -> String {
+/// Rules come and go, but what a box's policy rests on stays: the tables are made if they are missing, and only the
+/// rules in the chains below are exchanged. A chain whose hook or priority is to change needs another name.
+fn ruleset(instance: &str, range: &Range, resolvers: &[Ipv4Addr], own: Option<SocketAddrV4>) -> String {
     let table = table(instance);
     let boxes = format!("\"{}*\"", interface_prefix(instance));
-    let dns = match resolvers {
-        [] => String::new(),
-        [first, ..] => ["udp", "tcp"]
+    let dns = |who: &str, to: &dyn std::fmt::Display| {
+        ["udp", "tcp"]
             .map(|protocol| {
-                format!("iifname {boxes} ip daddr {GATEWAY} {protocol} dport 53 dnat ip to {first}")
+                format!("iifname {boxes} {who} ip daddr {GATEWAY} {protocol} dport 53 dnat ip to {to}\n    ")
             })
-            .join("\n    "),
+            .concat()
     };
+    let for_named = own.map(|own| dns("ip saddr @named", &own)).unwrap_or_default();
+    let for_all = resolvers.first().map(|first| dns("", first)).unwrap_or_default();
+    let own_input = own
+        .map(|own| {
+            format!(
+                "iifname {boxes} ip daddr {} meta l4proto {{ tcp, udp }} th dport {} ct status dnat accept",
+                own.ip(),
+                own.port()
+            )
+        })
+        .unwrap_or_default();
     format!(
-        r#"table inet {table}
-delete table inet {table}
-table inet {table} {{
+        r#"table inet {table} {{
   set openers {{
     type ipv4_addr
     flags dynamic
     timeout 1m
   }}
+  map policies {{
+    type ipv4_addr : verdict
+  }}
+  set named {{
+    type ipv4_addr
+  }}
+  chain own_address {{ type filter hook prerouting priority raw; policy accept; }}
+  chain names {{ type nat hook prerouting priority dstnat; policy accept; }}
+  chain to_host {{ type filter hook input priority filter - 10; policy accept; }}
+  chain through {{ type filter hook forward priority filter - 10; policy accept; }}
+  chain outward {{ type nat hook postrouting priority srcnat; policy accept; }}
+}}
+flush chain inet {table} own_address
+flush chain inet {table} names
+flush chain inet {table} to_host
+flush chain inet {table} through
+flush chain inet {table} outward
+table inet {table} {{
   chain own_address {{
-    type filter hook prerouting priority raw; policy accept;
     iifname {boxes} meta nfproto ipv6 drop
     iifname {boxes} fib saddr . iif oif 0 drop
   }}
   chain names {{
-    type nat hook prerouting priority dstnat; policy accept;
-    {dns}
+    {for_named}{for_all}
   }}
   chain to_host {{
-    type filter hook input priority filter - 10; policy accept;
+    {own_input}
     iifname {boxes} reject with icmpx admin-prohibited
   }}
   chain through {{
-    type filter hook forward priority filter - 10; policy accept;
     oifname {boxes} iifname != {boxes} ct state established,related accept
     oifname {boxes} reject with icmpx admin-prohibited
+    iifname {boxes} ip saddr vmap @policies
     iifname {boxes} ct state established,related accept
     iifname {boxes} update @openers {{ ip saddr limit rate over {NEW_CONNECTIONS} }} drop
     iifname {boxes} ct status dnat ct original ip daddr {GATEWAY} accept
@@ -75,7 +102,6 @@ table inet {table} {{
     iifname {boxes} fib daddr type != unicast drop
   }}
   chain outward {{
-    type nat hook postrouting priority srcnat; policy accept;
     ip saddr {range} oifname != {boxes} masquerade
   }}
 }}
@@ -91,9 +117,15 @@ table arp {table} {{
     )
 }
 
-/// Replaces the tables in one transaction: at no moment are boxes without them.
-pub(super) async fn load(instance: &str, range: &Range, resolvers: &[Ipv4Addr]) -> Result<()> {
-    nft(&ruleset(instance, range, resolvers))
+/// Brings the tables up to date in one transaction: at no moment are boxes without them, nor without their policies.
+/// `own` is where the daemon answers the DNS queries of boxes that may reach names.
+pub(super) async fn load(
+    instance: &str,
+    range: &Range,
+    resolvers: &[Ipv4Addr],
+    own: Option<SocketAddrV4>,
+) -> Result<()> {
+    nft(&ruleset(instance, range, resolvers, own))
         .await
         .map_err(EngineError::io("cannot load the firewall of boxes"))
 }
@@ -108,23 +140,34 @@ pub(super) async fn unload(instance: &str) {
     }
 }
 
-async fn nft(rules: &str) -> io::Result<()> {
+/// Applies `rules` in one transaction.
+pub(super) async fn nft(rules: &str) -> io::Result<()> {
+    run(&["-f", "-"], rules).await.map(drop)
+}
+
+/// What nft says of `object`, as JSON.
+pub(super) async fn list(object: &str) -> io::Result<serde_json::Value> {
+    let text = run(&["-j", &format!("list {object}")], "").await?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+async fn run(args: &[&str], input: &str) -> io::Result<Vec<u8>> {
     let mut command = tokio::process::Command::new("nft");
     command
-        .args(["-f", "-"])
+        .args(args)
         .stdin(Stdio::piped())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
     let mut child = command
         .spawn()
         .map_err(|e| io::Error::new(e.kind(), format!("nft (package nftables): {e}")))?;
     if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(rules.as_bytes()).await?;
+        stdin.write_all(input.as_bytes()).await?;
     }
     let output = child.wait_with_output().await?;
     if output.status.success() {
-        return Ok(());
+        return Ok(output.stdout);
     }
     Err(io::Error::other(
         String::from_utf8_lossy(&output.stderr).trim().to_owned(),

@@ -1,7 +1,7 @@
 //! The network of boxes: an interface pair for each, one firewall table for all.
 //!
 //! A box has a /32 address and reaches everything through a gateway that is only a neighbour entry: no address of the
-//! host is involved, and boxes share no link. What a box may reach is decided in [`firewall`].
+//! host is involved, and boxes share no link. What boxes may reach is decided in [`firewall`], what one of them may in [`gate`].
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,14 +12,20 @@ use std::sync::Arc;
 use rtnetlink::packet_route::link::{InfoData, InfoVeth};
 use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
 
+use self::gate::Gate;
+use self::names::{Ears, Names};
 use crate::{EngineError, Id, Result};
 
 mod firewall;
+mod gate;
 mod inside;
+mod names;
+mod policy;
 mod range;
 mod resolver;
 
 pub use inside::Inside;
+pub use policy::{Block, InvalidTarget, Name, Policy, Target};
 pub use range::{InvalidRange, Range};
 
 /// The resolvers that boxes use if none are configured.
@@ -49,6 +55,8 @@ pub struct Network {
     host: Handle,
     inside: Inside,
     mtu: Option<u32>,
+    gate: Arc<Gate>,
+    names: Arc<Names>,
 }
 
 impl Network {
@@ -64,10 +72,21 @@ impl Network {
         if resolvers.is_empty() {
             tracing::warn!("no resolver is known that boxes could use; set network.nameservers");
         }
-        firewall::load(instance, &range, &resolvers).await?;
+        let ears = match listen(&host, range.base).await {
+            Ok(ears) => Some(ears),
+            Err(reason) => {
+                tracing::warn!(reason, "names cannot be allowed to single boxes; addresses can");
+                None
+            }
+        };
+        let own = ears.as_ref().map(|ears| ears.address);
+        firewall::load(instance, &range, &resolvers, own).await?;
+        let gate = Arc::new(Gate::open(instance).await?);
         let mtu = outward_mtu(&host).await;
         Ok(Self {
             range,
+            names: Names::serve(ears, resolvers, gate.clone()),
+            gate,
             instance: instance.to_owned(),
             host,
             inside: Inside::start()?,
@@ -77,6 +96,7 @@ impl Network {
 
     pub async fn close(&self) {
         firewall::unload(&self.instance).await;
+        silence(&self.host, self.range.base).await;
         range::release(&self.host, &self.range, &self.instance).await;
     }
 
@@ -103,11 +123,21 @@ impl Network {
         )
     }
 
-    /// Gives the namespace `netns` of box `id` its interface, address and routes.
-    pub async fn attach(&self, id: &Id, slot: u32, netns: &Arc<OwnedFd>) -> Result<()> {
+    /// Makes `policy` hold for the box `id` in `slot`, whether it runs or comes up, in one step.
+    pub async fn apply(&self, id: &Id, slot: u32, policy: &Policy) -> Result<()> {
+        let (address, interface) = (self.address(slot)?, self.interface(id));
+        let kept = self.names.apply(&interface, address, policy);
+        self.gate
+            .apply(&interface, address, policy, kept.as_deref())
+            .await
+    }
+
+    /// Gives the namespace `netns` of box `id` its interface, address and routes, once `policy` holds for it.
+    pub async fn attach(&self, id: &Id, slot: u32, policy: &Policy, netns: &Arc<OwnedFd>) -> Result<()> {
         let failed = |doing: &'static str| move |e| EngineError::io(doing)(io::Error::other(e));
         let address = self.address(slot)?;
         let name = self.interface(id);
+        self.apply(id, slot, policy).await?;
         let peer = LinkMessageBuilder::<LinkUnspec>::new()
             .name("eth0".to_owned())
             .setns_by_fd(netns.as_raw_fd());
@@ -138,11 +168,39 @@ impl Network {
         box_side
     }
 
-    /// Removes the host's end of a box's interface, and with it the pair. Nothing there is no error.
+    /// Removes the host's end of a box's interface, and with it the pair, and its policy. Nothing there is no error.
     pub async fn detach(&self, id: &Id) {
-        if let Ok(index) = index_of(&self.host, &self.interface(id)).await {
+        let interface = self.interface(id);
+        if let Ok(index) = index_of(&self.host, &interface).await {
             let _ = self.host.link().del(index).execute().await;
         }
+        self.names.forget(&interface);
+        self.gate.remove(&interface).await;
+    }
+}
+
+const EXISTS: i32 = rustix::io::Errno::EXIST.raw_os_error();
+
+/// Sockets for the queries of boxes, on an address that no box has and nobody but them is led to.
+async fn listen(host: &Handle, address: Ipv4Addr) -> Result<Ears, String> {
+    let loopback = index_of(host, "lo").await.map_err(|e| e.to_string())?;
+    let added = host.address().add(loopback, IpAddr::V4(address), 32);
+    match added.execute().await {
+        Err(rtnetlink::Error::NetlinkError(error)) if error.raw_code() == -EXISTS => {}
+        added => added.map_err(|e| e.to_string())?,
+    }
+    Ears::bind(address).await.map_err(|e| e.to_string())
+}
+
+async fn silence(host: &Handle, address: Ipv4Addr) {
+    use futures_util::TryStreamExt;
+    let mut found = host
+        .address()
+        .get()
+        .set_address_filter(IpAddr::V4(address))
+        .execute();
+    if let Ok(Some(message)) = found.try_next().await {
+        let _ = host.address().del(message).execute().await;
     }
 }
 

@@ -17,7 +17,7 @@ use super::errors::{ApiError, ApiResult};
 use super::extract::{Json, Path, Query};
 use super::state::AppState;
 use super::types::{self, Agent, ErrorBody, NewAgent, Stats, StopRequest};
-use super::validate;
+use super::{network, validate};
 use crate::lifecycle::{self, Creation};
 use crate::records::{Lifetime, Reach, State as AgentState, Workspace};
 
@@ -251,6 +251,7 @@ pub(super) fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent 
         }),
         keep_awake: profile.spec.sleep.keep_awake,
         public: agent.reach().public,
+        network: network::on_wire(&agent.network()),
         durable: image.as_ref().is_some_and(|image| image.current),
         image_size: image.map(|image| image.size),
         memory_used: None,

@@ -27,6 +27,7 @@ mod extract;
 mod holds;
 mod info;
 mod keys;
+mod network;
 mod proxy;
 mod sleep;
 mod snapshots;
@@ -40,6 +41,7 @@ pub(crate) mod validate;
 pub(crate) use auth::secret_in;
 pub(crate) use errors::{ApiError, Code};
 pub(crate) use extract::{Json, Path, Query};
+pub(crate) use network::policy;
 pub use proxy::Guests;
 pub use state::{AppState, Shared};
 
@@ -72,6 +74,7 @@ pub fn router(state: &AppState) -> Router {
         .merge(agents::router())
         .merge(sleep::router())
         .merge(holds::router())
+        .merge(network::router())
         .merge(snapshots::router())
         .merge(events::router())
         .merge(keys::router())

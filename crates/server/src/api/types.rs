@@ -66,6 +66,9 @@ pub struct NewAgent {
     /// Its ports need no token.
     #[serde(default)]
     pub public: bool,
+    /// What it may reach; the internet if absent.
+    #[serde(default)]
+    pub network: Network,
     /// Start it at once. Otherwise the first use does.
     #[serde(default = "yes")]
     pub start: bool,
@@ -73,6 +76,29 @@ pub struct NewAgent {
 
 fn yes() -> bool {
     true
+}
+
+/// What an agent may reach. What is allowed wins over what is denied; what is private or link-local, the host and other
+/// agents are always out of reach.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Network {
+    /// Without it, only what is allowed.
+    pub internet: bool,
+    /// Addresses, blocks like `198.51.100.0/24`, and names like `example.org` or `*.example.org`.
+    pub allow: Vec<String>,
+    /// Addresses and blocks; `0.0.0.0/0` is everything.
+    pub deny: Vec<String>,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self {
+            internet: true,
+            allow: Vec::new(),
+            deny: Vec::new(),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -108,6 +134,7 @@ pub struct Agent {
     /// Whether its ports need no token.
     #[serde(default)]
     pub public: bool,
+    pub network: Network,
     /// Whether its memory, as it is now, is on disk.
     pub durable: bool,
     /// Bytes of its memory image on disk.

@@ -3,6 +3,7 @@
 use dorm_engine::{Env, Limits};
 
 use super::errors::{ApiError, ApiResult};
+use super::network;
 use super::types::NewAgent;
 use crate::records::{AgentSpec, Sleep};
 
@@ -84,6 +85,7 @@ pub(super) fn spec(new: &NewAgent, defaults: &Limits) -> ApiResult<AgentSpec> {
             hibernate_after: millis("hibernate_after", new.hibernate_after)?,
             keep_awake: new.keep_awake,
         },
+        network: network::policy(&new.network)?,
     })
 }
 

@@ -88,7 +88,7 @@ async fn make(
     }
     let env = new.env_vars.unwrap_or_default();
     validate::env(&env)?;
-    let policy = network::Policy::read(new.network.as_ref())?;
+    let policy = network::Policy::read(new.network.as_ref(), new.allow_internet_access)?;
     let volumes = new.volume_mounts.unwrap_or_default();
     if !volumes.is_empty() {
         return Err(Error::invalid(
@@ -139,6 +139,7 @@ async fn make(
                     limits: state.config.defaults.clone(),
                     env,
                     sleep: Sleep::default(),
+                    network: policy.egress,
                 },
                 reach,
                 start: true,
@@ -152,6 +153,7 @@ async fn make(
                 name,
                 env,
                 reach: Some(reach),
+                network: Some(policy.egress),
                 sandbox: Some(record.clone()),
             };
             state.registry.fork_kept(&snapshot, fork).await?

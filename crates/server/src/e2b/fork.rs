@@ -50,6 +50,7 @@ pub(super) async fn fork(
             id,
             env: Env::new(),
             reach: None,
+            network: None,
             sandbox: Some(record.clone()),
         }
     };

@@ -14,6 +14,7 @@ use super::decide::{Request, Rest};
 use super::idle::law::View;
 use super::lag::Lag;
 use super::links::Links;
+use super::network::Network;
 use super::registry::Context;
 use super::{Trouble, driver};
 use crate::records::{AgentRecord, HoldRecord, ImageRecord, Profile, Reach, State, Status, now};
@@ -32,6 +33,7 @@ pub struct Agent {
     memory: Mutex<Memory>,
     pub(super) holds: Mutex<Vec<HoldRecord>>,
     pub(super) reach: RwLock<Arc<Reach>>,
+    pub(super) network: Network,
     /// Nothing was seen of it since.
     quiet_since: Mutex<Instant>,
 }
@@ -96,6 +98,7 @@ impl Agent {
             gone: false,
         };
         Arc::new(Self {
+            network: Network::new(record.profile.spec.network.clone()),
             profile: record.profile,
             ctx,
             published: watch::Sender::new(published),
@@ -360,6 +363,7 @@ impl Agent {
             slot: profile.slot,
             uid_base: profile.uid_base,
             limits: profile.spec.limits.clone(),
+            network: (*self.network()).clone(),
             boot: BootConfig {
                 protocol: PROTOCOL_VERSION,
                 agent_id: profile.id.to_string(),

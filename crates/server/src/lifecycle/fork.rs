@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use dorm_engine::network::Policy;
 use dorm_engine::{Env, Id};
 use futures_util::{StreamExt as _, stream};
 
@@ -29,6 +30,8 @@ pub struct NewFork {
     pub env: Env,
     /// That of the other if absent.
     pub reach: Option<Reach>,
+    /// That of the other if absent.
+    pub network: Option<Policy>,
     /// If it is made through the E2B API.
     pub sandbox: Option<SandboxRecord>,
 }
@@ -40,6 +43,7 @@ impl NewFork {
             name,
             env: Env::new(),
             reach: None,
+            network: None,
             sandbox: None,
         }
     }
@@ -64,7 +68,7 @@ impl Registry {
         let forks = names.into_iter().map(NewFork::named).collect();
         let forks = match from {
             Some(snapshot) => {
-                let origin = Origin::of(&source.profile, &source.reach());
+                let origin = Origin::of(&source.profile, &source.reach(), &source.network());
                 fork_all(&self.ctx, &origin, &snapshot, kind, forks, start).await
             }
             None => self.fork_each(source, forks, kind, start).await?,
@@ -97,7 +101,7 @@ impl Registry {
         start: bool,
     ) -> Result<Vec<Result<Arc<Agent>, Trouble>>, Trouble> {
         let snapshot = source.snapshot("for a fork", kind).await?;
-        let origin = Origin::of(&source.profile, &source.reach());
+        let origin = Origin::of(&source.profile, &source.reach(), &source.network());
         let made = fork_all(&self.ctx, &origin, &snapshot, kind, forks, start).await;
         if let Err(trouble) = source.delete_snapshot(&snapshot).await {
             tracing::warn!(agent = %source.profile.name, reason = %trouble.in_full(), "a passing snapshot is left");
@@ -194,6 +198,7 @@ async fn parts(
     let state = if full { State::Hibernated } else { State::Stopped };
     let mut spec = origin.spec.clone();
     spec.env.extend(fork.env);
+    spec.network = fork.network.unwrap_or(spec.network);
     let new = NewAgentRecord {
         id: fork.id,
         workspace: origin.workspace.clone(),

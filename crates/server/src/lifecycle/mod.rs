@@ -60,6 +60,7 @@ pub mod idle;
 mod images;
 mod lag;
 mod links;
+mod network;
 mod reach;
 mod reconcile;
 mod registry;

@@ -53,7 +53,7 @@ impl Agent {
 
     /// From now on the snapshot outlives the agent.
     pub async fn keep_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
-        let origin = Origin::of(&self.profile, &self.reach());
+        let origin = Origin::of(&self.profile, &self.reach(), &self.network());
         Ok(self.ctx.store.keep_snapshot(&snapshot.id, &origin).await?)
     }
 

@@ -43,12 +43,8 @@ pub(super) async fn bring_up(agent: &Arc<Agent>, from: Rest) -> Result<Up, Troub
 }
 
 async fn from_files(agent: &Arc<Agent>) -> Result<BoxRecord, Trouble> {
-    agent
-        .ctx
-        .engine
-        .start(&agent.box_spec())
-        .await
-        .map_err(Trouble::engine("start"))
+    let started = agent.with_box_spec(async |spec| agent.ctx.engine.start(&spec).await);
+    started.await.map_err(Trouble::engine("start"))
 }
 
 async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
@@ -88,15 +84,13 @@ async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, S
     if generation != image.generation {
         return Err("its files have changed since its memory was saved".to_owned());
     }
-    let spec = agent.box_spec();
-    let record = ctx
-        .engine
-        .restore(&spec, &images::path(agent, &image.id))
-        .await
-        .map_err(in_full)?;
+    let path = images::path(agent, &image.id);
+    let restored = agent.with_box_spec(async |spec| (ctx.engine.restore(&spec, &path).await, spec.boot));
+    let (record, boot) = restored.await;
+    let record = record.map_err(in_full)?;
     if image.foreign {
         let guest = GuestClient::new(ctx.engine.clone(), id.clone());
-        let told = guest.introduce(&spec.boot).await;
+        let told = guest.introduce(&boot).await;
         told.map_err(|error| format!("it could not be told who it is: {}", super::in_full(&error)))?;
     }
     Ok(record)

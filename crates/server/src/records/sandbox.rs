@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use dorm_engine::Id;
+use dorm_engine::network::Policy;
 use serde::{Deserialize, Serialize};
 
 use super::{AgentSpec, Lifetime, Profile, Reach, TemplateDefaults, Workspace};
@@ -71,7 +72,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    pub fn of(profile: &Profile, reach: &Reach) -> Self {
+    pub fn of(profile: &Profile, reach: &Reach, network: &Policy) -> Self {
         Self {
             agent: profile.id.clone(),
             name: profile.name.clone(),
@@ -79,7 +80,10 @@ impl Origin {
             template_id: profile.template_id.clone(),
             template_name: profile.template_name.clone(),
             lifetime: profile.lifetime,
-            spec: profile.spec.clone(),
+            spec: AgentSpec {
+                network: network.clone(),
+                ..profile.spec.clone()
+            },
             defaults: profile.defaults.clone(),
             uid_base: profile.uid_base,
             reach: reach.clone(),

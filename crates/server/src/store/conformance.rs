@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use dorm_engine::network::Policy;
 use dorm_engine::{BoxRecord, Id, Limits};
 
 pub(super) use super::conformance_sandboxes::*;
@@ -38,6 +39,7 @@ pub(super) fn new_agent(name: &str) -> NewAgentRecord {
                 hibernate_after: Some(60_000),
                 ..Sleep::default()
             },
+            network: Default::default(),
         },
         defaults: TemplateDefaults {
             user: Some("user".to_owned()),
@@ -342,6 +344,32 @@ pub(super) async fn keys_are_found_by_prefix_and_remember_their_last_use(store: 
     assert_eq!(store.list_keys(&workspace).await.unwrap().len(), 1);
 }
 
+pub(super) async fn a_network_policy_is_replaced(store: &dyn Store) {
+    let agent = store
+        .insert_agent(&new_agent("one"), SLOTS)
+        .await
+        .unwrap()
+        .profile;
+    assert_eq!(agent.spec.network, Policy::default());
+    let policy = Policy {
+        internet: false,
+        allow: vec![
+            "*.example.org".parse().unwrap(),
+            "198.51.100.0/24".parse().unwrap(),
+        ],
+        deny: vec!["203.0.113.1".parse().unwrap()],
+    };
+    store.set_network(&agent.id, &policy).await.unwrap();
+    let found = store.agents().await.unwrap().readable.remove(0).profile;
+    let expected = AgentSpec {
+        network: policy.clone(),
+        ..agent.spec
+    };
+    assert_eq!(found.spec, expected, "and nothing else of it changes");
+    let missing = store.set_network(&Id::random(), &policy).await;
+    assert!(matches!(missing, Err(StoreError::NotFound { .. })));
+}
+
 pub(super) async fn a_store_is_new_until_something_is_put_into_it(store: &dyn Store) {
     assert!(store.is_new().await.unwrap());
     store.insert_key(&key("k", 1)).await.unwrap();
@@ -357,6 +385,7 @@ macro_rules! conformance {
             the_lowest_free_slot_is_given_and_there_is_an_end_to_them
             a_change_of_state_comes_with_its_event_and_its_box
             a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_state
+            a_network_policy_is_replaced
             a_change_of_an_agent_that_is_not_there_is_refused
             events_go_with_their_agent
             events_are_followed_of_one_agent_or_of_a_workspace

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use dorm_engine::Id;
+use dorm_engine::network::Policy;
 
 use super::conformance::{SLOTS, new_agent};
 use super::{Store, StoreError};
@@ -68,18 +69,24 @@ pub(super) async fn a_kept_snapshot_outlives_its_agent(store: &dyn Store) {
         kind: SnapshotKind::Full,
         parent: None,
         size: 9,
-        origin: kept.then(|| Origin::of(&profile, &Reach::default())),
+        origin: kept.then(|| Origin::of(&profile, &Reach::default(), &Policy::default())),
     };
     let (passing, kept, later) = (snapshot(false), snapshot(true), snapshot(false));
     for snapshot in [&passing, &kept, &later] {
         store.insert_snapshot(snapshot).await.unwrap();
     }
     store
-        .keep_snapshot(&later.id, &Origin::of(&profile, &Reach::default()))
+        .keep_snapshot(
+            &later.id,
+            &Origin::of(&profile, &Reach::default(), &Policy::default()),
+        )
         .await
         .unwrap();
     let missing = store
-        .keep_snapshot(&Id::random(), &Origin::of(&profile, &Reach::default()))
+        .keep_snapshot(
+            &Id::random(),
+            &Origin::of(&profile, &Reach::default(), &Policy::default()),
+        )
         .await;
     assert!(matches!(missing, Err(StoreError::NotFound { .. })), "{missing:?}");
     store.delete_agent(&profile.id).await.unwrap();

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use dorm_engine::Id;
+use dorm_engine::network::Policy;
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
@@ -200,6 +201,15 @@ impl Store for MemoryStore {
         let mut tables = self.tables();
         let found = tables.agents.iter_mut().find(|known| known.profile.id == *agent);
         found.ok_or_else(|| missing("agent", agent.as_str()))?.reach = reach.clone();
+        Ok(())
+    }
+
+    async fn set_network(&self, id: &Id, policy: &Policy) -> Result<()> {
+        let mut tables = self.tables();
+        let agent = tables.agents.iter_mut().find(|agent| agent.profile.id == *id);
+        let agent = agent.ok_or_else(|| missing("agent", id.as_str()))?;
+        agent.profile.spec.network = policy.clone();
+        tables.commits += 1;
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 
 use async_trait::async_trait;
 use dorm_engine::Id;
+use dorm_engine::network::Policy;
 
 use crate::records::{
     AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Origin, Reach,
@@ -68,6 +69,7 @@ pub trait Store: Send + Sync + 'static {
     /// Records the memory image of an agent, or that there is none.
     async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()>;
     async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()>;
+    async fn set_network(&self, agent: &Id, policy: &Policy) -> Result<()>;
     /// Removes an agent, its events, and its snapshots that do not outlive it. Removing what is not there is no error.
     async fn delete_agent(&self, id: &Id) -> Result<()>;
     /// Newest first. A store keeps the newest thousand of each agent, and may forget older ones.

@@ -264,6 +264,7 @@ impl Build {
                 disk: DISK,
                 io_bps: None,
             },
+            network: Default::default(),
             boot: BootConfig {
                 protocol: PROTOCOL_VERSION,
                 agent_id: id.to_string(),

@@ -264,6 +264,7 @@ impl Bench {
             // What is measured is not to go to sleep meanwhile.
             keep_awake: true,
             public: false,
+            network: Default::default(),
             start: true,
         };
         self.client.post("/v1/agents", &request).await

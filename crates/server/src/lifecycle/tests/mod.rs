@@ -101,6 +101,7 @@ impl World {
             limits,
             env: [("B".to_owned(), "agent".to_owned())].into(),
             sleep: Sleep::default(),
+            network: Default::default(),
         };
         let workspace = Workspace::default();
         Creation {

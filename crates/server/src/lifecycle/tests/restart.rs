@@ -25,6 +25,34 @@ async fn boxes_that_go_on_running_are_adopted_and_watched() {
 }
 
 #[tokio::test]
+async fn a_network_policy_is_kept_by_the_record_and_given_to_every_box_and_fork() {
+    let mut world = World::new().await;
+    let agent = world.running("one").await;
+    let policy = dorm_engine::network::Policy {
+        internet: false,
+        ..Default::default()
+    };
+    agent.set_network(policy.clone()).await.unwrap();
+    assert_eq!(
+        world.engine.last_spec().unwrap().network,
+        policy,
+        "the running box"
+    );
+    agent.stop(None).await.unwrap();
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    assert_eq!(*agent.network(), policy);
+    agent.start().await.unwrap();
+    assert_eq!(world.engine.last_spec().unwrap().network, policy, "a new box");
+    let forks = world
+        .registry
+        .fork(&agent, vec!["two".to_owned()], None, true, false);
+    let fork = forks.await.unwrap().remove(0);
+    fork.set_network(Default::default()).await.unwrap();
+    assert_eq!(*agent.network(), policy, "the fork's is its own");
+}
+
+#[tokio::test]
 async fn after_a_reboot_persistent_agents_are_stopped_and_ephemeral_ones_gone() {
     let mut world = World::new().await;
     world.running("one").await;

@@ -1,6 +1,7 @@
 //! Agents and their events.
 
 use dorm_engine::Id;
+use dorm_engine::network::Policy;
 use sqlx::{Sqlite, Transaction};
 
 use super::sandboxes::insert_sandbox;
@@ -138,6 +139,17 @@ impl SqliteStore {
             .execute(&self.writer)
             .await
             .map_err(database("recorded who may reach an agent"))?;
+        found(agent, updated.rows_affected())
+    }
+
+    pub(super) async fn do_set_network(&self, agent: &Id, policy: &Policy) -> Result<()> {
+        let updated =
+            sqlx::query("UPDATE agents SET spec = json_set(spec, '$.network', json(?)) WHERE id = ?")
+                .bind(json(policy))
+                .bind(agent.as_str())
+                .execute(&self.writer)
+                .await
+                .map_err(database("recorded a network policy"))?;
         found(agent, updated.rows_affected())
     }
 

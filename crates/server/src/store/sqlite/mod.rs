@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dorm_engine::Id;
+use dorm_engine::network::Policy;
 use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 
@@ -103,6 +104,10 @@ impl Store for SqliteStore {
 
     async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()> {
         self.do_set_reach(agent, reach).await
+    }
+
+    async fn set_network(&self, agent: &Id, policy: &Policy) -> Result<()> {
+        self.do_set_network(agent, policy).await
     }
 
     async fn delete_agent(&self, id: &Id) -> Result<()> {

@@ -101,6 +101,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
             limits: nothing,
             env: Default::default(),
             sleep: Default::default(),
+            network: Default::default(),
         }),
         defaults: columns.json("defaults").unwrap_or_default(),
         slot: columns.unsigned("slot").unwrap_or(u32::MAX),

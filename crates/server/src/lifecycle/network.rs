@@ -1,0 +1,47 @@
+//! What an agent's box may reach: kept in its record, and in force whenever there is a box.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dorm_engine::network::Policy;
+use dorm_engine::{BoxSpec, EngineError};
+
+use super::{Agent, Trouble};
+
+pub(super) struct Network {
+    policy: Mutex<Arc<Policy>>,
+    /// Held while a box comes up and while the policy changes, so that no box comes up with an old one.
+    order: tokio::sync::Mutex<()>,
+}
+
+impl Network {
+    pub(super) fn new(policy: Policy) -> Self {
+        Self {
+            policy: Mutex::new(Arc::new(policy)),
+            order: tokio::sync::Mutex::default(),
+        }
+    }
+}
+
+impl Agent {
+    pub fn network(&self) -> Arc<Policy> {
+        let policy = self.network.policy.lock();
+        policy.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns when the policy holds, for the box that runs and for all that come.
+    pub async fn set_network(&self, policy: Policy) -> Result<(), Trouble> {
+        let _alone = self.network.order.lock().await;
+        self.ctx.store.set_network(&self.profile.id, &policy).await?;
+        *self.network.policy.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
+        match self.ctx.engine.set_network(&self.box_spec()).await {
+            Ok(()) | Err(EngineError::NotRunning(_)) => Ok(()),
+            Err(error) => Err(Trouble::engine("get its network policy")(error)),
+        }
+    }
+
+    /// Brings up a box with the policy that holds when it is up.
+    pub(super) async fn with_box_spec<T>(&self, bring_up: impl AsyncFnOnce(BoxSpec) -> T) -> T {
+        let _unchanging = self.network.order.lock().await;
+        bring_up(self.box_spec()).await
+    }
+}
