@@ -21,7 +21,7 @@ macro_rules! features {
 
 features![
     agents, api, crash, docs, exec, files, hibernate, isolation, limits, network, policy, runner, scale,
-    templates
+    survivors, templates, workloads
 ];
 
 const THREADS: usize = 3;

@@ -259,6 +259,20 @@ impl Group {
         })
     }
 
+    /// Whether a process of the frozen group is stopped, as by SIGSTOP. Always false in version 2, where that is of no
+    /// consequence to who attaches to it.
+    pub fn has_stopped_processes(&self) -> io::Result<bool> {
+        if self.version == Version::V2 {
+            return Ok(false);
+        }
+        // Its state is that of any frozen process; where it waits tells more.
+        let stopped = |pid: &i32| {
+            let place = fs::read_to_string(format!("/proc/{pid}/wchan"));
+            place.is_ok_and(|place| place == "do_signal_stop")
+        };
+        Ok(self.processes()?.iter().any(stopped))
+    }
+
     /// The directory whose freezer CRIU may use.
     pub fn freezer(&self) -> PathBuf {
         self.path("freezer", "")

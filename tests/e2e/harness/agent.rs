@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::cli::Output;
 use super::leaked;
 use super::server::Server;
+use super::wait::eventually;
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
@@ -102,6 +103,45 @@ impl Agent {
 
     pub(crate) fn start(&self) -> Result<()> {
         self.server.dorm(&["start", &self.name])?.succeeded().map(drop)
+    }
+
+    /// To standby.
+    pub(crate) fn pause(&self) -> Result<()> {
+        self.put_to("pause", "standby")
+    }
+
+    /// To disk.
+    pub(crate) fn hibernate(&self) -> Result<()> {
+        self.put_to("hibernate", "hibernated")
+    }
+
+    fn put_to(&self, verb: &str, state: &str) -> Result<()> {
+        let shown = self.server.json(&[verb, &self.name])?;
+        let shown = shown.get(0).unwrap_or(&shown);
+        ensure!(shown["state"] == state, "after {verb} it is {shown}");
+        Ok(())
+    }
+
+    pub(crate) fn wake(&self) -> Result<()> {
+        self.server.dorm(&["wake", &self.name])?.succeeded().map(drop)
+    }
+
+    /// Waits until a script succeeds in the box.
+    pub(crate) fn until(&self, what: &str, script: &str) -> Result<()> {
+        eventually(what, || Ok((self.sh(script)?.code == 0).then_some(())))
+    }
+
+    /// Waits until it is in this state.
+    pub(crate) fn becomes(&self, state: &str) -> Result<()> {
+        eventually(&format!("{} is {state}", self.name), || {
+            Ok((self.state()? == state).then_some(()))
+        })
+    }
+
+    /// Its transitions, oldest first.
+    pub(crate) fn events(&self) -> Result<Vec<Value>> {
+        let events = self.server.json(&["events", &self.name, "-n", "1000"])?;
+        Ok(events.as_array().context("events are a list")?.clone())
     }
 
     pub(crate) fn show(&self) -> Result<Value> {

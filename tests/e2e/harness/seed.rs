@@ -1,5 +1,6 @@
 //! The `base` template, made once for the whole run: by the daemon itself, in a data directory that all others
-//! begin as copies of. Between runs the daemon's own template cache keeps it.
+//! begin as copies of. Between runs the daemon's own template cache keeps it, and `workloads` too, which only the
+//! server for it has.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,20 +29,43 @@ fn make() -> Result<PathBuf> {
             ..Options::default()
         },
     )?;
-    eprintln!("building the template `base` (minutes the first time, seconds from the cache)");
+    build(&server, &["base"])?;
+    let code = server.sigterm()?;
+    ensure!(code == 0, "the seed's daemon left with {code}");
+    Ok(server.data.clone())
+}
+
+fn build(server: &Server, what: &[&str]) -> Result<()> {
+    eprintln!(
+        "building the template `{}` (minutes the first time, seconds from the cache)",
+        what[0]
+    );
     let built = server
-        .command(&["template", "build", "base"])
+        .command(&[&["template", "build"], what].concat())
         .stdin(Stdio::null())
         .stdout(Stdio::from(std::io::stderr()))
         .status()?;
     ensure!(
         built.success(),
-        "`dorm template build base` failed; the daemon's log:\n{}",
+        "`dorm template build {}` failed; the daemon's log:\n{}",
+        what.join(" "),
         server.log_text()?
     );
-    let code = server.sigterm()?;
-    ensure!(code == 0, "the seed's daemon left with {code}");
-    Ok(server.data.clone())
+    Ok(())
+}
+
+/// A server that has the template `workloads` too.
+pub(super) fn workloads() -> Result<Server> {
+    let server = Server::with(
+        "workloads",
+        &Options {
+            builds: true,
+            ..Options::default()
+        },
+    )?;
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/harness/workloads.toml");
+    build(&server, &["workloads", "-f", path(&recipe)])?;
+    Ok(server)
 }
 
 /// Makes the new data directory `data` a copy of the seed, in constant time.

@@ -30,6 +30,8 @@ pub(crate) struct Options {
     pub(crate) bare: bool,
     /// Keep the data directory beside the btrfs, so that the server needs a pool of its own.
     pub(crate) beside_pool: bool,
+    /// Build templates as the host would: with its resolvers, and kept for the next run.
+    pub(crate) builds: bool,
     /// Further lines of its configuration, from a table on.
     pub(crate) config: &'static str,
 }
@@ -43,16 +45,25 @@ pub(crate) struct Server {
 }
 
 static SHARED: OnceLock<Result<Arc<Server>, String>> = OnceLock::new();
+static WORKLOADS: OnceLock<Result<Arc<Server>, String>> = OnceLock::new();
 static LOGS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 impl Server {
     /// The server for tests that need no daemon of their own.
     pub(crate) fn shared() -> Result<Arc<Server>> {
-        let started = SHARED.get_or_init(|| {
-            Self::with("shared", &Options::default())
-                .map(Arc::new)
-                .map_err(|e| format!("{e:#}"))
-        });
+        Self::one_of(&SHARED, || Self::with("shared", &Options::default()))
+    }
+
+    /// The server whose agents may be made of the template `workloads`.
+    pub(crate) fn with_workloads() -> Result<Arc<Server>> {
+        Self::one_of(&WORKLOADS, seed::workloads)
+    }
+
+    fn one_of(
+        cell: &'static OnceLock<Result<Arc<Server>, String>>,
+        make: impl FnOnce() -> Result<Server>,
+    ) -> Result<Arc<Server>> {
+        let started = cell.get_or_init(|| make().map(Arc::new).map_err(|e| format!("{e:#}")));
         let server = started
             .as_ref()
             .map_err(|e| anyhow::anyhow!("the shared server does not start: {e}"))?;
@@ -95,13 +106,13 @@ impl Server {
         fs::create_dir(&data)?;
         let port = free_port(FIRST_PORT + world.slot * 300 + number * 3)?;
         let on_shutdown = if options.leave_boxes { "leave" } else { "stop" };
-        let resolvers = if options.bare {
+        let resolvers = if options.bare || options.builds {
             String::new()
         } else {
             format!("\"{}\"", outside::resolver_address())
         };
-        // What tests build is kept nowhere: only `base` is worth it.
-        let templates = if options.bare || options.beside_pool {
+        // What tests build is kept nowhere: few templates are worth it.
+        let templates = if options.bare || options.beside_pool || options.builds {
             ""
         } else {
             "[templates]\ncache = \"\"\n"
@@ -230,12 +241,13 @@ impl Server {
         Ok(found)
     }
 
-    /// Ends the shared server, if it was ever needed.
+    /// Ends the shared servers, as far as they were ever needed.
     pub(crate) fn finish_shared() -> Vec<String> {
-        match SHARED.get() {
-            Some(Ok(server)) => server.finish().unwrap_or_else(|e| vec![format!("{e:#}")]),
-            _ => Vec::new(),
-        }
+        let started = [&SHARED, &WORKLOADS].into_iter().filter_map(OnceLock::get);
+        started
+            .flatten()
+            .flat_map(|server| server.finish().unwrap_or_else(|e| vec![format!("{e:#}")]))
+            .collect()
     }
 }
 

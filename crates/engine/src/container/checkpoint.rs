@@ -30,14 +30,18 @@ impl Container {
         let live = self.live(id)?;
         let failed = || EngineError::io("cannot write the memory image");
         let unfinished = Unfinished::make(image).map_err(failed())?;
+        let home = self.pool.home_path(id);
         let began = Instant::now();
-        criu.dump(
-            &self.launcher,
-            live.process.pid,
-            &live.group.freezer(),
-            &unfinished.0,
-        )
-        .await?;
+        let names = criu
+            .dump(
+                &self.launcher,
+                live.process.pid,
+                &live.group,
+                &home,
+                &unfinished.0,
+            )
+            .await?;
+        live.note_names(names);
         tracing::debug!(%id, took = ?began.elapsed(), "memory read");
         let (id, image, version) = (id.clone(), image.to_owned(), criu.version.clone());
         let (guest_hash, uid_base) = (live.guest_hash.clone(), live.uid_base);

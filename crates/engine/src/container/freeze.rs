@@ -13,9 +13,15 @@ impl Container {
     }
 
     pub(super) fn thaw_box(&self, id: &Id) -> Result<()> {
-        self.live(id)?
-            .group
+        let live = self.live(id)?;
+        live.group
             .thaw()
-            .map_err(EngineError::io("cannot thaw the box"))
+            .map_err(EngineError::io("cannot thaw the box"))?;
+        let names = live.take_names();
+        if !names.is_empty() {
+            let home = self.pool.home_path(id);
+            tokio::task::spawn_blocking(move || crate::criu::forget(&home, &names));
+        }
+        Ok(())
     }
 }

@@ -70,6 +70,8 @@ struct LiveBox {
     memory_limit: u64,
     uid_base: u32,
     guest_hash: String,
+    /// In the home for the sake of an image, and in the way once the box goes on.
+    names: Mutex<Vec<PathBuf>>,
     /// Set once somebody asked for the box's end.
     stopping: watch::Sender<bool>,
 }
@@ -83,8 +85,22 @@ impl LiveBox {
             memory_limit: spec.limits.memory,
             uid_base: spec.uid_base,
             guest_hash: record.guest_hash.clone(),
+            names: Mutex::default(),
             stopping: watch::Sender::new(false),
         }
+    }
+}
+
+impl LiveBox {
+    fn note_names(&self, names: Vec<PathBuf>) {
+        self.names
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(names);
+    }
+
+    fn take_names(&self) -> Vec<PathBuf> {
+        std::mem::take(&mut *self.names.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -7,6 +7,8 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use dorm_sys::cgroup::Group;
+
 use crate::launch::{self, Job, Preparation, Report, Spec};
 use crate::packet::PacketSocket;
 use crate::{EngineError, Result};
@@ -14,10 +16,12 @@ use crate::{EngineError, Result};
 pub mod bare;
 mod find;
 pub(crate) mod manifest;
+mod names;
 mod rpc;
 
 pub use find::find;
 pub(crate) use find::{is_self_test, self_test_process};
+pub(crate) use names::forget;
 
 /// CRIU's own log, in its working directory.
 const LOG: &str = "criu.log";
@@ -57,8 +61,16 @@ fn external_mounts(in_box: bool) -> Vec<String> {
 }
 
 impl Criu {
-    /// Writes the memory of the frozen process tree of `pid` to the directory `images`.
-    pub(crate) async fn dump(&self, launcher: &Path, pid: i32, freezer: &Path, images: &Path) -> Result<()> {
+    /// Writes the memory of the process tree of `pid`, which is in the frozen `group`, to the directory `images`. Gives
+    /// the names that it had to leave in `home`, without which the image is of no use.
+    pub(crate) async fn dump(
+        &self,
+        launcher: &Path,
+        pid: i32,
+        group: &Group,
+        home: &Path,
+        images: &Path,
+    ) -> Result<Vec<PathBuf>> {
         let failed = || EngineError::io("cannot start criu");
         let directory = File::open(images).map_err(failed())?;
         let (socket, theirs) = PacketSocket::pair().map_err(failed())?;
@@ -86,10 +98,30 @@ impl Criu {
             options.pid = Some(pid);
             options.leave_running = Some(true);
             options.unprivileged = (user != 0).then_some(true);
-            options.freeze_cgroup = Some(freezer.display().to_string());
+            options.notify_scripts = Some(true);
             options.external = external_mounts(true);
-            let dumped = rpc::dump(&socket, options).await;
-            dumped.map_err(|refused| EngineError::CannotCheckpoint(self.reason(images, refused)))
+            let thawed = group.has_stopped_processes().map_err(failed())?;
+            if thawed {
+                // Nobody can attach to a process that is both stopped and frozen. CRIU stops the others by itself then.
+                group.thaw().map_err(failed())?;
+            } else {
+                options.freeze_cgroup = Some(group.freezer().display().to_string());
+            }
+            let dumped = rpc::dump(&socket, options, async || {
+                if thawed {
+                    group.freeze()?;
+                }
+                names::Names::hold(home, images)
+            })
+            .await;
+            if thawed {
+                group.freeze().map_err(failed())?;
+            }
+            let held =
+                dumped.map_err(|refused| EngineError::CannotCheckpoint(self.reason(images, refused)))?;
+            let held = held.unwrap_or_else(|| Ok(names::Names::default()));
+            held.and_then(names::Names::leave)
+                .map_err(EngineError::io("cannot keep files that have lost their names"))
         }
         .await;
         drop(socket);
@@ -157,7 +189,7 @@ impl Restoring<'_> {
     pub(crate) async fn namespaces(&self) -> Result<i32> {
         match self.next().await? {
             rpc::Progress::Namespaces(pid) => Ok(pid),
-            rpc::Progress::Restored | rpc::Progress::Done { .. } => Err(EngineError::BadImage(
+            _ => Err(EngineError::BadImage(
                 "it has no namespaces of its own".to_owned(),
             )),
         }
@@ -169,7 +201,7 @@ impl Restoring<'_> {
             self.go_on().await?;
             match self.next().await? {
                 rpc::Progress::Restored => return Ok(()),
-                rpc::Progress::Namespaces(_) => {}
+                rpc::Progress::Namespaces(_) | rpc::Progress::Dumped => {}
                 rpc::Progress::Done { .. } => {
                     return Err(EngineError::BadImage("it ran too early".to_owned()));
                 }

@@ -133,19 +133,33 @@ pub(crate) enum Progress {
     /// All processes are there, with their memory, and none of them runs. CRIU waits for [`Call::go_on`] or
     /// [`Call::give_up`].
     Restored,
+    /// The image is written, and the processes are held still. CRIU waits for [`Call::go_on`].
+    Dumped,
     Done {
         /// Process 1 of what was restored.
         pid: Option<i32>,
     },
 }
 
-pub(super) async fn dump(socket: &PacketSocket, options: Options) -> Result<(), Refused> {
+/// Does `held` while the image is written and the processes are still held.
+pub(super) async fn dump<T>(
+    socket: &PacketSocket,
+    options: Options,
+    held: impl AsyncFnOnce() -> T,
+) -> Result<Option<T>, Refused> {
     let call = Call::begin(socket, DUMP, options).await?;
+    let (mut held, mut kept) = (Some(held), None);
     loop {
         match call.next().await? {
-            Progress::Done { .. } => return Ok(()),
-            Progress::Namespaces(_) | Progress::Restored => call.go_on().await?,
+            Progress::Done { .. } => return Ok(kept),
+            Progress::Dumped => {
+                if let Some(held) = held.take() {
+                    kept = Some(held().await);
+                }
+            }
+            Progress::Namespaces(_) | Progress::Restored => {}
         }
+        call.go_on().await?;
     }
 }
 
@@ -182,6 +196,7 @@ impl<'a> Call<'a> {
             match notify.script() {
                 "setup-namespaces" => return Ok(Progress::Namespaces(notify.pid())),
                 "post-restore" => return Ok(Progress::Restored),
+                "post-dump" => return Ok(Progress::Dumped),
                 _ => self.go_on().await?,
             }
         }

@@ -1,0 +1,237 @@
+//! Names for files that have lost the one they were opened by, and have others: CRIU finds such a file again by a name
+//! that it makes beside the lost one, and takes that away again if the processes are to go on. An image needs it, so it
+//! is made again before they do.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path, PathBuf};
+
+use prost::Message;
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
+
+/// Files that CRIU has named, and where. They stay reachable when the names are gone.
+#[derive(Debug, Default)]
+pub(super) struct Names(Vec<Named>);
+
+#[derive(Debug)]
+struct Named {
+    folder: OwnedFd,
+    file: OwnedFd,
+    path: PathBuf,
+}
+
+impl Names {
+    /// Finds the names that the image in `images` speaks of. What is not in `home` is in the image itself.
+    pub(super) fn hold(home: &Path, images: &Path) -> io::Result<Self> {
+        let paths = linked(images)?;
+        if paths.is_empty() {
+            return Ok(Self::default());
+        }
+        let home = File::open(home)?;
+        let mut names = Vec::new();
+        for path in paths {
+            match named(&home, &path) {
+                Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => {}
+                found => names.push(found?),
+            }
+        }
+        Ok(Self(names))
+    }
+
+    /// Makes the names again, and gives them.
+    pub(super) fn leave(self) -> io::Result<Vec<PathBuf>> {
+        for Named { folder, file, path } in &self.0 {
+            let name = path.file_name().unwrap_or_default();
+            rustix::fs::linkat(file, "", folder, name, AtFlags::EMPTY_PATH)?;
+        }
+        Ok(self.0.into_iter().map(|named| named.path).collect())
+    }
+}
+
+fn named(home: &File, path: &Path) -> rustix::io::Result<Named> {
+    let (folder, name) = folder_of(home, path)?;
+    let file = rustix::fs::openat(
+        &folder,
+        name,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    Ok(Named {
+        folder,
+        file,
+        path: path.to_owned(),
+    })
+}
+
+/// No link is followed, whatever the box has put there.
+fn folder_of<'a>(home: &File, path: &'a Path) -> rustix::io::Result<(OwnedFd, &'a std::ffi::OsStr)> {
+    let plain = path.components().all(|part| matches!(part, Component::Normal(_)));
+    let name = path
+        .file_name()
+        .filter(|_| plain)
+        .ok_or(rustix::io::Errno::INVAL)?;
+    let parent = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let folder = rustix::fs::openat2(
+        home,
+        parent,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV,
+    )?;
+    Ok((folder, name))
+}
+
+/// Takes names away that are needed no more, once the processes go on.
+pub(crate) fn forget(home: &Path, names: &[PathBuf]) {
+    let Ok(home) = File::open(home) else { return };
+    for path in names {
+        let gone = folder_of(&home, path)
+            .and_then(|(folder, name)| rustix::fs::unlinkat(folder, name, AtFlags::empty()));
+        if let Err(error) = gone {
+            tracing::debug!(path = %path.display(), %error, "a name made for a memory image is left");
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Remap {
+    #[prost(uint32, required, tag = "2")]
+    file: u32,
+    /// 0 is a name.
+    #[prost(int32, optional, tag = "3")]
+    kind: Option<i32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct FileEntry {
+    #[prost(uint32, required, tag = "2")]
+    id: u32,
+    #[prost(message, optional, tag = "3")]
+    regular: Option<RegularFile>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RegularFile {
+    #[prost(string, required, tag = "6")]
+    name: String,
+}
+
+/// Where the files with such names are, below the box's root.
+fn linked(images: &Path) -> io::Result<Vec<PathBuf>> {
+    let remaps: Vec<Remap> = entries(&images.join("remap-fpath.img"))?;
+    let named: Vec<u32> = remaps
+        .iter()
+        .filter(|remap| remap.kind() == 0)
+        .map(|r| r.file)
+        .collect();
+    if named.is_empty() {
+        return Ok(Vec::new());
+    }
+    let files: Vec<FileEntry> = entries(&images.join("files.img"))?;
+    let regular = files.into_iter().filter(|file| named.contains(&file.id));
+    Ok(regular
+        .filter_map(|file| file.regular)
+        .map(|file| PathBuf::from(file.name.trim_start_matches('/')))
+        .collect())
+}
+
+/// An image file: two magic numbers, then messages, each behind its length. One that is not there has no messages.
+fn entries<T: Message + Default>(path: &Path) -> io::Result<Vec<T>> {
+    let bytes = match std::fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        bytes => bytes?,
+    };
+    let broken = || {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("{} is cut off", path.display()),
+        )
+    };
+    let mut rest = bytes.get(8..).ok_or_else(broken)?;
+    let mut found = Vec::new();
+    while let Some((length, after)) = rest.split_first_chunk::<4>() {
+        let length = u32::from_le_bytes(*length) as usize;
+        let message = after.get(..length).ok_or_else(broken)?;
+        found.push(T::decode(message).map_err(io::Error::other)?);
+        rest = &after[length..];
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write<T: Message>(path: &Path, messages: &[T]) {
+        let mut bytes = vec![0; 8];
+        for message in messages {
+            let message = message.encode_to_vec();
+            bytes.extend((message.len() as u32).to_le_bytes());
+            bytes.extend(message);
+        }
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    fn image(folder: &Path, names: &[&str]) {
+        let numbered = || names.iter().enumerate().map(|(id, name)| (id as u32, *name));
+        let remap = |(file, _): (u32, &str)| Remap { file, kind: None };
+        write(
+            &folder.join("remap-fpath.img"),
+            &numbered().map(remap).collect::<Vec<_>>(),
+        );
+        let file = |(id, name): (u32, &str)| FileEntry {
+            id,
+            regular: Some(RegularFile {
+                name: name.to_owned(),
+            }),
+        };
+        write(
+            &folder.join("files.img"),
+            &numbered().map(file).collect::<Vec<_>>(),
+        );
+    }
+
+    #[test]
+    fn a_name_that_was_taken_away_is_made_again_and_can_be_forgotten() {
+        let (home, images) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        image(images.path(), &["/a/link_remap.1", "not/in/the/home"]);
+        let name = home.path().join("a/link_remap.1");
+        std::fs::create_dir(home.path().join("a")).unwrap();
+        std::fs::write(&name, "content").unwrap();
+        std::fs::hard_link(&name, home.path().join("other")).unwrap();
+        let held = Names::hold(home.path(), images.path()).unwrap();
+        std::fs::remove_file(&name).unwrap();
+        let left = held.leave().unwrap();
+        assert_eq!(left, [Path::new("a/link_remap.1")]);
+        assert_eq!(std::fs::read_to_string(&name).unwrap(), "content");
+        forget(home.path(), &left);
+        assert!(!name.exists() && home.path().join("other").exists());
+    }
+
+    #[test]
+    fn no_name_leads_out_of_the_home() {
+        let (home, images) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::write(images.path().join("victim"), "").unwrap();
+        std::os::unix::fs::symlink(images.path(), home.path().join("way")).unwrap();
+        for path in ["way/victim", "../victim"] {
+            image(images.path(), &[path]);
+            Names::hold(home.path(), images.path()).unwrap_err();
+            forget(home.path(), &[path.into()]);
+        }
+        assert!(images.path().join("victim").exists());
+    }
+
+    #[test]
+    fn an_image_without_such_files_needs_nothing() {
+        let images = tempfile::tempdir().unwrap();
+        assert!(linked(images.path()).unwrap().is_empty());
+        std::fs::write(images.path().join("remap-fpath.img"), [0; 10]).unwrap();
+        assert!(linked(images.path()).unwrap().is_empty());
+        std::fs::write(images.path().join("remap-fpath.img"), [1; 16]).unwrap();
+        linked(images.path()).unwrap_err();
+    }
+}
