@@ -99,6 +99,13 @@ listener.listen()
 abstract = socket.socket(socket.AF_UNIX)
 abstract.bind('\0abstract')
 abstract.listen()
+# Names by way of a link, and from a folder.
+os.chdir('/home/user')
+named = []
+for name in ['/var/run/linked', 'relative']:
+    named.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    named[-1].bind(name)
+    os.chown(name, 1000, 1000)
 fifo = '/home/user/fifo'
 os.mkfifo(fifo)
 both = os.open(fifo, os.O_RDWR)
@@ -167,6 +174,9 @@ stream.sendall(b'answer')
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 for address in ['/tmp/listener', '\0abstract']:
     socket.socket(socket.AF_UNIX).connect(address)
+for address in ['/run/linked', '/home/user/relative']:
+    socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).connect(address)
+    assert os.stat(address).st_uid == 1000, os.stat(address)
 "#,
     )
 }

@@ -105,11 +105,6 @@ impl Agent {
         self.server.dorm(&["start", &self.name])?.succeeded().map(drop)
     }
 
-    /// To standby.
-    pub(crate) fn pause(&self) -> Result<()> {
-        self.put_to("pause", "standby")
-    }
-
     /// To disk.
     pub(crate) fn hibernate(&self) -> Result<()> {
         self.put_to("hibernate", "hibernated")
@@ -129,13 +124,6 @@ impl Agent {
     /// Waits until a script succeeds in the box.
     pub(crate) fn until(&self, what: &str, script: &str) -> Result<()> {
         eventually(what, || Ok((self.sh(script)?.code == 0).then_some(())))
-    }
-
-    /// Waits until it is in this state.
-    pub(crate) fn becomes(&self, state: &str) -> Result<()> {
-        eventually(&format!("{} is {state}", self.name), || {
-            Ok((self.state()? == state).then_some(()))
-        })
     }
 
     /// Its transitions, oldest first.

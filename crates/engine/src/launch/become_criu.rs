@@ -70,6 +70,8 @@ fn exec(command: &[PathBuf]) -> io::Error {
     std::process::Command::new(program)
         .args(arguments)
         .args(["swrk", "0"])
+        // Where it looks for what it knows of this kernel if it is not root.
+        .env("XDG_RUNTIME_DIR", "/run")
         .env(
             "PATH",
             "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
