@@ -75,10 +75,14 @@ impl Bare {
     /// Writes the memory of a frozen box to the directory `images`, and leaves the box as it is.
     pub async fn dump(&self, id: &Id, pid: i32, images: &Path) -> Result<Duration> {
         let began = Instant::now();
-        self.criu()?
-            .dump(&self.launcher, pid, &self.group(id).freezer(), images)
+        let home = self.data.join("pool/homes").join(id.as_str());
+        let names = self
+            .criu()?
+            .dump(&self.launcher, pid, &self.group(id), &home, images)
             .await?;
-        Ok(began.elapsed())
+        let took = began.elapsed();
+        super::forget(&home, &names);
+        Ok(took)
     }
 
     /// Brings back the box of an image, without network, limits or a look at its checksums, and ends it. Measured is CRIU
