@@ -18,6 +18,11 @@ pub const GUEST_SOCKET: &str = "dorm-guest";
 pub const PROTOCOL_VERSION: u32 = 1;
 /// Where the guest's own binary is mounted in the box.
 pub const GUEST_PATH: &str = "/run/dorm/guest";
+/// Where a program finds the id of its agent. A fork's guest writes it anew, so it tells a program that was
+/// running before the fork, whose environment stays as it was, what it is part of now.
+pub const AGENT_ID_PATH: &str = "/run/dorm/agent-id";
+/// The same, in the environment of every run.
+pub const AGENT_ID_VARIABLE: &str = "DORM_AGENT_ID";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

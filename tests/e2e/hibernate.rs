@@ -16,6 +16,7 @@ harness::tests![
     what_cannot_be_saved_is_named_and_goes_on,
     a_hibernated_agent_can_be_stopped_and_deleted,
     a_fork_goes_on_with_the_memory_under_a_name_of_its_own,
+    a_fork_is_nobody_but_itself,
     a_rollback_brings_back_files_and_memory_and_can_be_undone,
 ];
 
@@ -214,6 +215,55 @@ fn a_fork_goes_on_with_the_memory_under_a_name_of_its_own() -> Result<()> {
     copy.sh("echo mine > ~/only-here")?.succeeded()?;
     ensure!(agent.sh("test -e ~/only-here")?.code == 1, "the fork writes to the other's home");
     same(&before, &ask(&agent)?)
+}
+
+/// Sockets that hold an address of the box, a counter of seconds by the wall clock, and a generator of random numbers.
+const RESIDENT: &str = r#"
+import os, socket, time
+own = os.environ["ADDRESS"]
+tcp = socket.create_server((own, 4712))
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind((own, 0)); udp.connect(("169.254.1.1", 53))
+open("/tmp/resident", "w").close()
+while not os.path.exists("/tmp/tell"):
+    time.sleep(0.02)
+with open("/tmp/told.new", "w") as out:
+    print(int(time.time()), os.environ["DORM_AGENT_ID"], open("/run/dorm/agent-id").read().strip(), os.urandom(16).hex(), file=out)
+os.rename("/tmp/told.new", "/tmp/told")
+time.sleep(600)
+"#;
+
+fn a_fork_is_nobody_but_itself() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("original")?;
+    let address = format!("ADDRESS={}", agent.address()?);
+    agent.exec_with(&["-d", "-e", &address], &["python3", "-c", RESIDENT])?.succeeded()?;
+    until("the resident is at home", &agent, "test -e /tmp/resident")?;
+    ensure!(agent.sh_text("echo $DORM_AGENT_ID; cat /run/dorm/agent-id")?.split_whitespace().all(|id| id == agent.id));
+    agent.sh("echo nameserver 192.0.2.9 | sudo tee /etc/resolv.conf")?.succeeded()?;
+    let name = format!("{}-fork", agent.name);
+    server.dorm(&["fork", &agent.name, &name, "--count", "2"])?.succeeded()?;
+    let mut numbers = Vec::new();
+    for number in ["1", "2"] {
+        let fork = server.adopt(&format!("{name}-{number}"))?;
+        ensure!(fork.sh_text("echo $DORM_AGENT_ID")?.trim() == fork.id);
+        ensure!(!fork.sh_text("cat /etc/hosts /etc/hostname")?.replace(&fork.name, "").contains(&agent.name));
+        ensure!(fork.sh_text("cat /etc/resolv.conf")?.trim() == "nameserver 169.254.1.1");
+        ensure!(fork.sh_text("hostname -I")?.trim() == fork.address()?);
+        fork.sh("touch /tmp/tell")?.succeeded()?;
+        until("the resident tells", &fork, "test -e /tmp/told")?;
+        let told = fork.sh_text("cat /tmp/told")?;
+        let words: Vec<_> = told.split_whitespace().collect();
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
+        ensure!(now.abs_diff(words[0].parse()?) < 60, "the clock is {} at {now}", words[0]);
+        ensure!(words[1] == agent.id && words[2] == fork.id, "{told}");
+        numbers.push(words[3].to_owned());
+        // What it is made of goes to disk and back as well.
+        hibernate(&fork)?;
+        fork.sh("pgrep python3")?.succeeded()?;
+    }
+    ensure!(numbers[0] != numbers[1]);
+    Ok(())
 }
 
 fn a_rollback_brings_back_files_and_memory_and_can_be_undone() -> Result<()> {

@@ -7,7 +7,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 
-use dorm_proto::boot::{BOOT_FD, BootConfig, GUEST_SOCKET, MAX_BOOT_MESSAGE, READY};
+use dorm_proto::boot::{AGENT_ID_PATH, BOOT_FD, BootConfig, GUEST_SOCKET, MAX_BOOT_MESSAGE, READY};
 
 use crate::log::log;
 use crate::sys::{self, check};
@@ -88,27 +88,33 @@ pub(crate) fn listen() -> io::Result<UnixListener> {
 }
 
 /// Writes what the box must know about itself. A box without these files is worse, but it is a box.
-pub(crate) fn apply(config: &BootConfig) {
-    if !config.nameservers.is_empty() {
-        let lines: String = config
-            .nameservers
-            .iter()
-            .map(|n| format!("nameserver {n}\n"))
-            .collect();
+///
+/// Also of a box that was forked: its files and memory still name the one that it was forked from.
+pub(crate) fn apply(agent_id: &str, hostname: &str, nameservers: &[String]) {
+    if !nameservers.is_empty() {
+        let lines: String = nameservers.iter().map(|n| format!("nameserver {n}\n")).collect();
         write_logged(Path::new("/etc/resolv.conf"), lines.as_bytes());
     }
-    name(&config.hostname);
-}
-
-/// Writes the host name to where programs look for it.
-pub(crate) fn name(hostname: &str) {
+    if !agent_id.is_empty() {
+        write_logged(Path::new(AGENT_ID_PATH), format!("{agent_id}\n").as_bytes());
+    }
+    let former = fs::read_to_string("/etc/hostname").unwrap_or_default();
     if !hostname.is_empty() {
         write_logged(Path::new("/etc/hostname"), format!("{hostname}\n").as_bytes());
     }
     let hosts = Path::new("/etc/hosts");
     let old = fs::read_to_string(hosts).unwrap_or_default();
-    if let Some(new) = with_hosts(&old, hostname) {
+    if let Some(new) = with_hosts(&old, former.trim(), hostname) {
         write_logged(hosts, new.as_bytes());
+    }
+}
+
+/// Mixes what the daemon sent into the kernel's random source. It is the host's as well, and goes on whatever
+/// was restored, so this can only help.
+pub(crate) fn stir(entropy: &[u8]) {
+    let written = fs::OpenOptions::new().write(true).open("/dev/urandom");
+    if let Err(e) = written.and_then(|mut pool| pool.write_all(entropy)) {
+        log!("the random source takes nothing: {e}");
     }
 }
 
@@ -135,10 +141,16 @@ fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
         .write_all(contents)
 }
 
-/// The hosts file with localhost and the box's own name, or `None` if it has them.
-fn with_hosts(old: &str, hostname: &str) -> Option<String> {
+/// The hosts file with localhost and the box's own name, and without the line that `former` was given here, or
+/// `None` if that is what it is.
+fn with_hosts(old: &str, former: &str, hostname: &str) -> Option<String> {
+    let own = |name: &str| format!("127.0.1.1\t{name}\n");
+    let mut new: String = old
+        .split_inclusive('\n')
+        .filter(|line| former == hostname || former.is_empty() || **line != own(former))
+        .collect();
     let has = |name: &str| {
-        old.lines()
+        new.lines()
             .map(|l| l.split('#').next().unwrap_or_default())
             .any(|l| l.split_whitespace().skip(1).any(|n| n == name))
     };
@@ -147,17 +159,13 @@ fn with_hosts(old: &str, hostname: &str) -> Option<String> {
         added.push_str("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n");
     }
     if !hostname.is_empty() && !has(hostname) {
-        added.push_str(&format!("127.0.1.1\t{hostname}\n"));
+        added.push_str(&own(hostname));
     }
-    if added.is_empty() {
-        return None;
+    if !added.is_empty() && !new.is_empty() && !new.ends_with('\n') {
+        new.push('\n');
     }
-    let separator = if old.is_empty() || old.ends_with('\n') {
-        ""
-    } else {
-        "\n"
-    };
-    Some(format!("{old}{separator}{added}"))
+    new.push_str(&added);
+    (new != old).then_some(new)
 }
 
 #[cfg(test)]
@@ -166,11 +174,15 @@ mod tests {
 
     #[test]
     fn the_hosts_file_gets_what_it_lacks_and_keeps_what_it_has() {
-        let made = with_hosts("", "box").unwrap();
+        let made = with_hosts("", "", "box").unwrap();
         assert!(made.starts_with("127.0.0.1\tlocalhost\n") && made.ends_with("127.0.1.1\tbox\n"));
-        assert_eq!(with_hosts(&made, "box"), None);
-        let kept = with_hosts("127.0.0.1 localhost # box\n10.0.0.1 db", "box").unwrap();
+        assert_eq!(with_hosts(&made, "box", "box"), None);
+        let kept = with_hosts("127.0.0.1 localhost # box\n10.0.0.1 db", "", "box").unwrap();
         assert_eq!(kept, "127.0.0.1 localhost # box\n10.0.0.1 db\n127.0.1.1\tbox\n");
+        let renamed = with_hosts(&made, "box", "fork").unwrap();
+        assert_eq!(renamed, made.replace("box", "fork"));
+        let theirs = with_hosts("127.0.0.1 localhost box\n", "box", "fork").unwrap();
+        assert_eq!(theirs, "127.0.0.1 localhost box\n127.0.1.1\tfork\n");
     }
 
     #[test]

@@ -82,7 +82,7 @@ fn init() -> io::Result<()> {
     let socket = boot::BootSocket::take()?;
     log::set_up(Path::new(LOG_FOLDER));
     let prepared = socket.receive().and_then(|config| {
-        boot::apply(&config);
+        boot::apply(&config.agent_id, &config.hostname, &config.nameservers);
         Ok((config, boot::listen()?))
     });
     let (config, listener) = match prepared {

@@ -10,4 +10,5 @@ pub mod loopdev;
 pub mod mount;
 pub mod namespace;
 pub mod process;
+pub mod random;
 pub mod readiness;

@@ -124,9 +124,11 @@ impl Container {
             let namespaces = began.elapsed();
             let netns = dorm_sys::namespace::open(pid, "net")
                 .map_err(EngineError::io("cannot open the box's network"))?;
+            let (netns, inside) = (Arc::new(netns), self.network.inside());
             self.network
-                .attach(&spec.id, spec.slot, &spec.network, &Arc::new(netns))
+                .attach(&spec.id, spec.slot, &spec.network, &netns)
                 .await?;
+            inside.own_every_address(netns.clone(), true).await?;
             let network = began.elapsed();
             restoring.memory().await?;
             let memory = began.elapsed();
@@ -136,6 +138,8 @@ impl Container {
                 return Err(EngineError::BadImage(reason));
             }
             let checked = began.elapsed();
+            inside.own_every_address(netns, false).await?;
+            renew(pid, &spec.hostname).map_err(EngineError::io("cannot give the box its identity"))?;
             let restored = restoring.finish().await;
             tracing::debug!(id = %spec.id, ?started, ?namespaces, ?network, ?memory, ?checked, done = ?began.elapsed(), "restored");
             restored
@@ -154,10 +158,6 @@ impl Container {
         };
         let process = Process::open(restored).map_err(EngineError::io("cannot find the restored box"))?;
         let found = process_netns(&process).and_then(|netns| {
-            // A fork comes back under the name of the agent that its memory was taken from.
-            dorm_sys::namespace::open(process.pid, "uts")
-                .and_then(|uts| dorm_sys::namespace::set_hostname(uts.as_fd(), &spec.hostname))
-                .map_err(EngineError::io("cannot name the restored box"))?;
             let record =
                 record_of(&process, guest_hash).map_err(EngineError::io("cannot find the restored box"))?;
             Ok((netns, record))
@@ -193,6 +193,16 @@ impl Check {
         }
         self.verdict.clone()
     }
+}
+
+/// What must not be as it was when the image was made, which several boxes may come from. Nothing runs yet.
+fn renew(pid: i32, hostname: &str) -> std::io::Result<()> {
+    let uts = dorm_sys::namespace::open(pid, "uts")?;
+    dorm_sys::namespace::set_hostname(uts.as_fd(), hostname)?;
+    if let Err(error) = dorm_sys::random::reseed() {
+        tracing::warn!(%error, "the random generator cannot be seeded anew");
+    }
+    Ok(())
 }
 
 /// An image that has not got its name yet, and is removed if it never does.

@@ -11,12 +11,15 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use rtnetlink::packet_route::neighbour::NeighbourState;
-use rtnetlink::packet_route::route::RouteScope;
+use rtnetlink::packet_route::route::{RouteScope, RouteType};
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::{GATEWAY, GATEWAY_MAC, index_of};
 use crate::{EngineError, Result};
+
+/// The kernel's routing table of own addresses.
+const LOCAL_TABLE: u32 = 255;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -80,17 +83,46 @@ impl Inside {
         .await
     }
 
+    /// Makes every address one of the box's own, or ends that.
+    ///
+    /// Sockets come back bound to what was the box's address, or that of the one it was forked from, whatever it
+    /// is now; and the kernel binds and connects from own addresses only.
+    pub async fn own_every_address(&self, netns: Arc<OwnedFd>, own: bool) -> Result<()> {
+        let change = async |handle: &Handle| {
+            let route = RouteMessageBuilder::<Ipv4Addr>::new()
+                .kind(RouteType::Local)
+                .table_id(LOCAL_TABLE)
+                .scope(RouteScope::Host)
+                .output_interface(index_of(handle, "lo").await?)
+                .build();
+            match own {
+                true => handle.route().add(route).execute().await,
+                false => handle.route().del(route).execute().await,
+            }
+        };
+        self.with_handle(netns, change).await
+    }
+
     /// Brings up `lo` and `eth0` in `netns`, with all traffic going to the gateway.
     pub(super) async fn configure(&self, netns: Arc<OwnedFd>, address: Ipv4Addr) -> Result<()> {
+        self.with_handle(netns, async |handle: &Handle| configure(handle, address).await)
+            .await
+    }
+
+    async fn with_handle(
+        &self,
+        netns: Arc<OwnedFd>,
+        work: impl AsyncFnOnce(&Handle) -> Result<(), rtnetlink::Error>,
+    ) -> Result<()> {
         let failed = || EngineError::io("cannot configure the box's network");
         let (connection, handle, _) = self
             .run(netns, rtnetlink::new_connection)
             .await
             .map_err(failed())?;
         let connection = tokio::spawn(connection);
-        let configured = configure(&handle, address).await;
+        let done = work(&handle).await;
         connection.abort();
-        configured.map_err(|e| failed()(io::Error::other(e)))
+        done.map_err(|e| failed()(io::Error::other(e)))
     }
 }
 

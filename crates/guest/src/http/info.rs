@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use dorm_proto::boot::PROTOCOL_VERSION;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -33,8 +35,12 @@ struct Init {
     env_vars: BTreeMap<String, String>,
     default_user: Option<String>,
     default_workdir: Option<String>,
-    /// Given to a box that was forked from another.
+    /// Given to a box that was forked from another, with what follows.
     hostname: Option<String>,
+    agent_id: String,
+    nameservers: Vec<String>,
+    /// Base64.
+    entropy: Option<String>,
 }
 
 pub(super) async fn init(settings: &Settings, request: Request<Incoming>) -> Result<Response<Body>, Failure> {
@@ -48,9 +54,14 @@ pub(super) async fn init(settings: &Settings, request: Request<Incoming>) -> Res
         serde_json::from_slice(&bytes)
             .map_err(|e| Failure::bad_request(format!("the body is not what /init takes: {e}")))?
     };
+    let entropy = init.entropy.map(|text| BASE64.decode(text)).transpose();
+    let entropy = entropy.map_err(|e| Failure::bad_request(format!("the entropy is not base64: {e}")))?;
+    if let Some(entropy) = entropy {
+        crate::boot::stir(&entropy);
+    }
     settings.add_env(init.env_vars);
     if let Some(hostname) = init.hostname.filter(|_| crate::sys::is_init()) {
-        crate::boot::name(&hostname);
+        crate::boot::apply(&init.agent_id, &hostname, &init.nameservers);
     }
     settings.set_defaults(init.default_user, init.default_workdir);
     Ok(body::empty(StatusCode::NO_CONTENT))

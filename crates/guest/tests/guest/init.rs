@@ -75,7 +75,7 @@ fn boot(message: &[u8]) -> Booted {
     let (daemon, guests_end) = Daemon::pair();
     let way_out = std::fs::read_link(format!("/proc/self/fd/{}", guests_end.as_raw_fd())).unwrap();
     // Folders that the guest writes to are the box's own.
-    let script = "mount -t tmpfs none /etc && mount -t tmpfs none /var && exec \"$0\"";
+    let script = "mount -t tmpfs none /etc && mount -t tmpfs none /var && mount -t tmpfs none /run && mkdir /run/dorm && exec \"$0\"";
     let mut command = Command::new("unshare");
     command
         .args([
@@ -131,6 +131,7 @@ fn init_of(unshare: u32) -> u32 {
 
 fn config() -> Vec<u8> {
     let config = BootConfig {
+        agent_id: "abc".into(),
         hostname: "mybox".into(),
         env: [("BOX_VAR".to_owned(), "yes".to_owned())].into(),
         nameservers: vec!["192.0.2.1".into()],
@@ -157,11 +158,12 @@ fn process_1_boots_serves_reaps_and_stops() {
         !descriptors(pid).contains(&way_out)
     });
 
-    let output = guest.shell("echo $$ $BOX_VAR; cat /etc/resolv.conf /etc/hostname /etc/hosts");
+    let output =
+        guest.shell("echo $$ $BOX_VAR; cat /run/dorm/agent-id /etc/resolv.conf /etc/hostname /etc/hosts");
     let (first, files) = output.stdout.split_once('\n').unwrap();
     assert!(first.ends_with(" yes"), "{first}");
     assert!(
-        files.starts_with("nameserver 192.0.2.1\nmybox\n127.0.0.1\tlocalhost\n"),
+        files.starts_with("abc\nnameserver 192.0.2.1\nmybox\n127.0.0.1\tlocalhost\n"),
         "{files}"
     );
     assert!(files.ends_with("127.0.1.1\tmybox\n"), "{files}");
@@ -201,6 +203,34 @@ except ConnectionError: print(0)
     assert_eq!(asked, 0);
     assert_eq!(running.output().end["status"], "signal: terminated");
     assert!(guest.wait().success());
+}
+
+#[test]
+fn a_box_that_is_told_who_it_is_now_forgets_who_it_was() {
+    let Booted { daemon, child, .. } = boot(&config());
+    let pid = init_of(child.id());
+    let guest = Guest::of(child, move || connect_in(pid));
+    assert_eq!(daemon.receive(), b"ready");
+    let told = json!({
+        "agentId": "def", "hostname": "fork", "nameservers": ["192.0.2.2"], "entropy": "c2FsdA==",
+        "envVars": {"BOX_VAR": "no"},
+    });
+    let init = guest.request("POST", "/init", &[], told.to_string().as_bytes());
+    assert_eq!(init.status, 204);
+    let output =
+        guest.shell("echo $BOX_VAR; cat /run/dorm/agent-id /etc/resolv.conf /etc/hostname /etc/hosts");
+    assert!(
+        output
+            .stdout
+            .starts_with("no\ndef\nnameserver 192.0.2.2\nfork\n127.0.0.1\tlocalhost\n"),
+        "{output:?}"
+    );
+    assert!(
+        output.stdout.ends_with("127.0.1.1\tfork\n") && !output.stdout.contains("mybox"),
+        "{output:?}"
+    );
+    let bad = guest.request("POST", "/init", &[], br#"{"entropy": "?"}"#);
+    assert_eq!(bad.status, 400);
 }
 
 #[test]

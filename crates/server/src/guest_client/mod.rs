@@ -151,6 +151,7 @@ impl GuestClient {
             env_vars: &boot.env,
             default_user: boot.default_user.as_deref(),
             default_workdir: boot.default_workdir.as_deref(),
+            nameservers: &boot.nameservers,
             entropy: BASE64.encode(entropy),
         };
         let body = serde_json::to_vec(&init).map_err(|e| GuestError::Protocol(e.to_string()))?;
@@ -259,6 +260,7 @@ struct Init<'a> {
     default_user: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     default_workdir: Option<&'a str>,
+    nameservers: &'a [String],
     /// Base64, for the generators of random numbers in the box.
     entropy: String,
 }

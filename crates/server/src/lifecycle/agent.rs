@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use dorm_engine::{BootConfig, BoxRecord, BoxSpec, Command, Id};
-use dorm_proto::boot::PROTOCOL_VERSION;
+use dorm_proto::boot::{AGENT_ID_VARIABLE, PROTOCOL_VERSION};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
@@ -356,6 +356,7 @@ impl Agent {
         let defaults = &profile.defaults;
         let mut env = defaults.env.clone();
         env.extend(profile.spec.env.clone());
+        env.insert(AGENT_ID_VARIABLE.to_owned(), profile.id.to_string());
         let start_command = defaults.start.clone();
         BoxSpec {
             id: profile.id.clone(),

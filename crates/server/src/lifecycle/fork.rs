@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use dorm_engine::network::Policy;
-use dorm_engine::{Env, Id};
+use dorm_engine::{EngineError, Env, Id};
 use futures_util::{StreamExt as _, stream};
 
 use super::registry::Context;
@@ -143,11 +143,20 @@ async fn fork_one(
 ) -> Result<Arc<Agent>, Trouble> {
     let full = kind == SnapshotKind::Full && snapshot.kind == SnapshotKind::Full;
     let made = make(ctx, origin, snapshot, fork, full).await?;
-    if start && let Err(trouble) = made.ensure_running().await {
+    if start && let Err(trouble) = come_up(&made).await {
         undo(&made).await;
         return Err(trouble);
     }
     Ok(made)
+}
+
+/// A fork that lost the memory it was to have is not one.
+async fn come_up(fork: &Arc<Agent>) -> Result<(), Trouble> {
+    fork.ensure_running().await?;
+    match fork.setback() {
+        None => Ok(()),
+        Some(setback) => Err(Trouble::engine(VERB)(EngineError::BadImage(setback.what))),
+    }
 }
 
 async fn undo(agent: &Arc<Agent>) {

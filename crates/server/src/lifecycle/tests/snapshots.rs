@@ -197,6 +197,8 @@ async fn forks_run_with_the_memory_of_their_source_and_an_identity_of_their_own(
         });
         assert_eq!(told["agentId"], id.as_str());
         assert_eq!(told["entropy"].as_str().unwrap().len(), 88);
+        assert_eq!(told["envVars"]["DORM_AGENT_ID"], id.as_str());
+        assert_eq!(told["nameservers"][0], "169.254.1.1");
     }
     assert!(
         agent.snapshots().await.unwrap().is_empty(),
@@ -212,6 +214,22 @@ async fn forks_run_with_the_memory_of_their_source_and_an_identity_of_their_own(
         2,
         "it knows who it is"
     );
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_fork_whose_memory_cannot_be_brought_back_is_not_made() {
+    let world = World::new().await;
+    let _guests = FakeGuests::answering(&world.engine, |_| None);
+    let agent = world.running("one").await;
+    world.engine.fail_next_restore("no such kernel");
+    let fork = world
+        .registry
+        .fork(&agent, vec!["two".to_owned()], None, false, true);
+    let trouble = fork.await.err().expect("no fork").in_full();
+    assert!(trouble.contains("no such kernel"), "{trouble}");
+    assert_eq!(world.registry.all().len(), 1);
+    assert_eq!(agent.state(), State::Running);
     world.assert_in_order().await;
 }
 
