@@ -1,7 +1,8 @@
 //! The end-to-end tests: a real daemon, real boxes, driven by the command line and by HTTP.
 //!
 //! Needs root. `cargo test -p dorm-e2e --test e2e -- FILTER` runs the tests whose name or feature holds FILTER.
-//! `DORM_BIN` names another binary than `target/debug/dorm`; `DORM_E2E_KEEP` leaves the work directory in place.
+//! `DORM_BIN` names another binary than `target/debug/dorm`; `DORM_E2E_KEEP` leaves the work directory in place;
+//! `DORM_E2E_SLOWNESS` is how many times as long as usual anything may take, on a machine that is emulated.
 
 use std::process::ExitCode;
 

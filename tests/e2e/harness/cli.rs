@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::server::Server;
+use super::wait;
 
 const LONGEST: Duration = Duration::from_secs(180);
 
@@ -137,6 +138,7 @@ fn read(mut from: impl Read) -> std::io::Result<Vec<u8>> {
 /// Waits for the end of a process, and ends it if that takes too long.
 pub(crate) fn wait(child: &mut Child, longest: Duration) -> Result<i32> {
     use std::os::unix::process::ExitStatusExt;
+    let longest = longest * wait::slowness();
     let until = Instant::now() + longest;
     loop {
         if let Some(status) = child.try_wait()? {

@@ -7,9 +7,15 @@ use anyhow::{Result, bail};
 /// Far beyond what anything takes: it only bounds how long a broken thing is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How many times as long everything may take on this machine, as `DORM_E2E_SLOWNESS` says.
+pub(super) fn slowness() -> u32 {
+    let told = std::env::var("DORM_E2E_SLOWNESS").ok();
+    told.and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
 /// Asks until the answer is there, and fails with `what` if it never comes.
 pub(crate) fn eventually<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + PATIENCE * slowness();
     loop {
         if let Some(answer) = ask()? {
             return Ok(answer);
