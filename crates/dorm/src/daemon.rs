@@ -19,6 +19,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, Settings};
 use crate::exit::{Exit, Failure};
+use crate::notify;
 
 /// Held for as long as the daemon lives; the kernel gives it up with the process.
 pub(crate) struct Lock(#[expect(dead_code, reason = "it is held, not used")] File);
@@ -151,7 +152,15 @@ pub(crate) async fn run(mut settings: Settings) -> Result<()> {
         base: range.base,
         prefix: range.prefix,
     };
-    let (ready, _) = tokio::sync::oneshot::channel();
+    let (ready, answers) = tokio::sync::oneshot::channel();
+    let ending = shutdown.clone();
+    tokio::spawn(async move {
+        if answers.await.is_ok() {
+            notify::tell(notify::READY);
+        }
+        ending.cancelled().await;
+        notify::tell(notify::STOPPING);
+    });
     let served = dorm_server::serve(
         settings.server,
         engine.clone(),

@@ -16,6 +16,7 @@ mod config;
 mod daemon;
 mod env;
 mod exit;
+mod notify;
 mod output;
 mod progress;
 mod recipe;
