@@ -207,11 +207,11 @@ impl Registry {
     }
 
     /// Ends in order: boxes are put to disk or stopped if that is wanted, what is under way ends, and
-    /// then nothing more is taken. Gives up on what takes longer than `patience`; the next daemon
-    /// finishes it.
+    /// then nothing more is taken. Gives up on each box, and then on the rest, that takes longer than
+    /// `patience`; the next daemon finishes it.
     pub async fn shut_down(&self, boxes: OnShutdown, patience: Duration) {
+        self.put_away(boxes, patience).await;
         let orderly = async {
-            self.put_away(boxes).await;
             self.ctx.closed.cancel();
             self.ctx.tasks.close();
             self.ctx.tasks.wait().await;
@@ -225,20 +225,28 @@ impl Registry {
         self.ctx.closed.cancel();
     }
 
-    async fn put_away(&self, boxes: OnShutdown) {
+    async fn put_away(&self, boxes: OnShutdown, patience: Duration) {
         let up: Vec<_> = self
             .all()
             .into_iter()
             .filter(|agent| has_box(agent.state()))
             .collect();
         let put = |agent: Arc<Agent>| async move {
-            let done = match boxes {
-                OnShutdown::Leave => Ok(()),
-                OnShutdown::Stop => agent.stop(None).await,
-                OnShutdown::Hibernate => agent.hibernate("the daemon ends").await,
+            let done = async {
+                match boxes {
+                    OnShutdown::Leave => Ok(()),
+                    OnShutdown::Stop => agent.stop(None).await,
+                    OnShutdown::Hibernate => agent.hibernate("the daemon ends").await,
+                }
             };
-            if let Err(trouble) = done {
-                tracing::warn!(agent = %agent.profile.name, reason = %trouble.in_full(), "is left as it is");
+            match tokio::time::timeout(patience, done).await {
+                Ok(Ok(())) => {}
+                Ok(Err(trouble)) => {
+                    tracing::warn!(agent = %agent.profile.name, reason = %trouble.in_full(), "is left as it is");
+                }
+                Err(_) => {
+                    tracing::warn!(agent = %agent.profile.name, "takes too long; the next daemon finishes it");
+                }
             }
         };
         // Memory goes to one disk: more at once would only make each slower.

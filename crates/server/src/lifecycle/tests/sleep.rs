@@ -441,3 +441,27 @@ async fn at_shutdown_boxes_are_put_to_disk_if_that_is_wanted() {
     assert_eq!(world.engine.memory(&one.profile.id).as_deref(), Some("a secret"));
     world.assert_in_order().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn at_shutdown_every_box_has_its_own_time_to_get_to_disk() {
+    let world = World::new().await;
+    let mut agents = Vec::new();
+    for number in 0..9 {
+        agents.push(world.running(&format!("agent-{number}")).await);
+    }
+    world.engine.hold_checkpoints(true);
+    let engine = world.engine.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(std::time::Duration::from_secs(90)).await;
+        engine.hold_checkpoints(false);
+    });
+    world
+        .registry
+        .shut_down(
+            crate::config::OnShutdown::Hibernate,
+            std::time::Duration::from_secs(60),
+        )
+        .await;
+    // Eight go to disk at once, and are given up after 60 seconds; the ninth had only begun by then.
+    assert!(agents.iter().all(|agent| agent.state() == State::Hibernated));
+}
