@@ -398,7 +398,7 @@ fn capabilities_are_bounded() -> Result<()> {
     let text = agent.root_text("grep -h ^CapBnd /proc/1/status /proc/self/status")?;
     for line in text.lines() {
         let bound = u64::from_str_radix(line.split_whitespace().nth(1).context("a value")?, 16)?;
-        let forbidden = [(21, "SYS_ADMIN"), (16, "SYS_MODULE"), (17, "SYS_RAWIO"), (22, "SYS_BOOT"), (23, "SYS_NICE"),
+        let forbidden = [(12, "NET_ADMIN"), (21, "SYS_ADMIN"), (16, "SYS_MODULE"), (17, "SYS_RAWIO"), (22, "SYS_BOOT"), (23, "SYS_NICE"),
             (24, "SYS_RESOURCE"), (25, "SYS_TIME"), (34, "SYSLOG"), (38, "PERFMON"), (39, "BPF"), (2, "DAC_READ_SEARCH"), (40, "CHECKPOINT_RESTORE")];
         let has: Vec<_> = forbidden.iter().filter(|(bit, _)| bound & (1 << bit) != 0).collect();
         ensure!(has.is_empty(), "{has:?} in {line}");

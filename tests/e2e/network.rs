@@ -107,6 +107,15 @@ fn host_addresses() -> Result<Vec<Ipv4Addr>> {
     Ok(infos.filter_map(|info| info["local"].as_str()?.parse().ok()).collect())
 }
 
+/// Runs a script of the host's root in the box's network namespace.
+fn in_network_of(agent: &Agent, script: &str) -> Result<()> {
+    let pid = agent.pid()?.to_string();
+    let mut nsenter = std::process::Command::new("nsenter");
+    let status = nsenter.args(["--net", "--target", &pid, "sh", "-c", script]).status()?;
+    ensure!(status.success(), "{script}: {status}");
+    Ok(())
+}
+
 fn a_box_does_not_reach_another_box() -> Result<()> {
     let server = Server::shared()?;
     let (a, b) = (server.agent("neighbour-a")?, server.agent("neighbour-b")?);
@@ -115,8 +124,11 @@ fn a_box_does_not_reach_another_box() -> Result<()> {
     ensure!(connect(&b, to)? == "reached", "the neighbour reaches itself");
     let seen = connect(&a, to)?;
     ensure!(is_error(&seen), "the box reached its neighbour: {seen}");
-    // A route of its own making does not help it.
-    a.root(&format!("ip route add {}/32 dev eth0; ip neigh add {} lladdr ee:ee:ee:ee:ee:ee dev eth0", to.ip(), to.ip()))?;
+    // It may not make a route of its own, and if it could, that would not help it.
+    let change = format!("ip route add {}/32 dev eth0", to.ip());
+    ensure!(a.root(&change)?.code != 0, "the box changed its routes");
+    let neighbour = format!("ip neigh add {} lladdr ee:ee:ee:ee:ee:ee dev eth0", to.ip());
+    in_network_of(&a, &format!("{change} && {neighbour}"))?;
     let seen = connect(&a, to)?;
     ensure!(is_error(&seen), "the box reached its neighbour by a route of its own: {seen}");
     Ok(())
@@ -136,16 +148,15 @@ fn private_ranges_are_out_of_reach() -> Result<()> {
 fn spoof(agent: &Agent, socket: &std::net::UdpSocket, address: &str) -> Result<()> {
     let to = socket.local_addr()?;
     let script = format!(
-        "ip addr add {address}/32 dev eth0 2>/dev/null\npython3 - <<'END'\nimport socket\n\
-         s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.bind(('{address}', 0))\n\
-         for _ in range(5): s.sendto(b'spoofed', ('{}', {}))\n\
-         t = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\nt.bind(('{}', 0))\nt.sendto(b'honest', ('{}', {}))\nEND\n\
-         ip addr del {address}/32 dev eth0",
+        "python3 - <<'END'\nimport socket, struct\nto = ('{}', {})\n\
+         data = struct.pack('>HHHH', 4000, to[1], 15, 0) + b'spoofed'\n\
+         head = struct.pack('>BBHHHBBH', 0x45, 0, 20 + len(data), 0, 0, 64, 17, 0)\n\
+         packet = head + socket.inet_aton('{address}') + socket.inet_aton(to[0]) + data\n\
+         raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)\n\
+         for _ in range(5): raw.sendto(packet, (to[0], 0))\n\
+         t = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\nt.sendto(b'honest', to)\nEND",
         to.ip(),
         to.port(),
-        agent.address()?,
-        to.ip(),
-        to.port()
     );
     agent.root(&script)?.succeeded()?;
     let mut buffer = [0; 64];

@@ -7,14 +7,13 @@ use seccompiler::TargetArch;
 use serde_json::{Value, json};
 
 /// What root of a box may do inside its user namespace: the set that container runtimes give by
-/// default, and what debuggers and network tools of the box's own namespaces need.
+/// default, and what debuggers of the box's own namespaces need.
 pub const BOX_CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FSETID)
     .union(CapabilitySet::FOWNER)
     .union(CapabilitySet::MKNOD)
     .union(CapabilitySet::NET_RAW)
-    .union(CapabilitySet::NET_ADMIN)
     .union(CapabilitySet::NET_BIND_SERVICE)
     .union(CapabilitySet::SETGID)
     .union(CapabilitySet::SETUID)
