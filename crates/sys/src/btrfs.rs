@@ -223,15 +223,7 @@ pub fn uuid(filesystem: BorrowedFd<'_>) -> io::Result<String> {
     let mut info: Box<FsInfo> = Box::new(unsafe { std::mem::zeroed() });
     // SAFETY: BTRFS_IOC_FS_INFO writes one btrfs_ioctl_fs_info_args of 1024 bytes.
     unsafe { call(filesystem, ioc(READ, 31, size_of::<FsInfo>()), &mut *info) }?;
-    let hex: String = info.fsid.iter().map(|b| format!("{b:02x}")).collect();
-    Ok(format!(
-        "{}-{}-{}-{}-{}",
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..]
-    ))
+    Ok(crate::uuid::text(info.fsid))
 }
 
 /// Grows the filesystem to the size of its device.

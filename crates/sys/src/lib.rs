@@ -12,3 +12,4 @@ pub mod namespace;
 pub mod process;
 pub mod random;
 pub mod readiness;
+pub mod uuid;

@@ -217,13 +217,5 @@ fn random_uuid() -> String {
     getrandom::fill(&mut bytes).expect("the kernel's random source answers");
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-    format!(
-        "{}-{}-{}-{}-{}",
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..]
-    )
+    dorm_sys::uuid::text(bytes)
 }
