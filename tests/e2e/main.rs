@@ -22,7 +22,7 @@ macro_rules! features {
 
 features![
     agents, api, crash, docs, exec, files, hibernate, isolation, limits, network, policy, runner, scale,
-    survivors, templates, workloads
+    sleep, streams, survivors, templates, workloads
 ];
 
 const THREADS: usize = 3;

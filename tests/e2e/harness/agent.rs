@@ -105,6 +105,11 @@ impl Agent {
         self.server.dorm(&["start", &self.name])?.succeeded().map(drop)
     }
 
+    /// To standby.
+    pub(crate) fn pause(&self) -> Result<()> {
+        self.put_to("pause", "standby")
+    }
+
     /// To disk.
     pub(crate) fn hibernate(&self) -> Result<()> {
         self.put_to("hibernate", "hibernated")
@@ -126,10 +131,18 @@ impl Agent {
         eventually(what, || Ok((self.sh(script)?.code == 0).then_some(())))
     }
 
+    /// Waits until it is in this state.
+    pub(crate) fn becomes(&self, state: &str) -> Result<()> {
+        eventually(&format!("{} is {state}", self.name), || {
+            Ok((self.state()? == state).then_some(()))
+        })
+    }
+
     /// Its transitions, oldest first.
     pub(crate) fn events(&self) -> Result<Vec<Value>> {
         let events = self.server.json(&["events", &self.name, "-n", "1000"])?;
-        Ok(events.as_array().context("events are a list")?.clone())
+        let newest_first = events.as_array().context("events are a list")?;
+        Ok(newest_first.iter().rev().cloned().collect())
     }
 
     pub(crate) fn show(&self) -> Result<Value> {

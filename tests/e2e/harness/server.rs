@@ -26,6 +26,8 @@ const SHUTDOWN: Duration = Duration::from_secs(90);
 pub(crate) struct Options {
     /// Leave running boxes to the next daemon.
     pub(crate) leave_boxes: bool,
+    /// Put running boxes to disk when the daemon ends.
+    pub(crate) hibernate_boxes: bool,
     /// Begin with no template, and with the host's resolvers.
     pub(crate) bare: bool,
     /// Keep the data directory beside the btrfs, so that the server needs a pool of its own.
@@ -105,7 +107,16 @@ impl Server {
         let data = place.join(format!("{label}-{number}"));
         fs::create_dir(&data)?;
         let port = free_port(FIRST_PORT + world.slot * 300 + number * 3)?;
-        let on_shutdown = if options.leave_boxes { "leave" } else { "stop" };
+        let on_shutdown = match options {
+            Options {
+                leave_boxes: true, ..
+            } => "leave",
+            Options {
+                hibernate_boxes: true,
+                ..
+            } => "hibernate",
+            _ => "stop",
+        };
         let resolvers = if options.bare || options.builds {
             String::new()
         } else {

@@ -38,6 +38,9 @@ pub(crate) struct Args {
     /// Goes to standby after so long without use, as 15s or 5m; 0 is never
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     standby_after: Option<f64>,
+    /// Has its memory on disk too after so long in standby; 0 is never
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    durable_after: Option<f64>,
     /// Goes to disk after so long in standby; 0 is never
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     hibernate_after: Option<f64>,
@@ -75,7 +78,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         env: env_map(args.env),
         lifetime: args.ephemeral.then_some(Lifetime::Ephemeral),
         standby_after: args.standby_after,
-        durable_after: None,
+        durable_after: args.durable_after,
         hibernate_after: args.hibernate_after,
         keep_awake: args.keep_awake,
         public: args.public,

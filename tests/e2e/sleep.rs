@@ -1,0 +1,221 @@
+//! Agents go to sleep by themselves, say why, and are woken by whatever reaches for them, once.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::harness::{self, Agent, Options, Server};
+
+harness::tests![
+    an_idle_agent_goes_to_standby_becomes_durable_and_goes_to_disk,
+    a_held_agent_and_one_to_be_kept_awake_stay_awake,
+    a_run_and_an_open_stream_keep_an_agent_awake,
+    beyond_the_budget_the_longest_asleep_goes_to_disk_first,
+    every_transition_is_told_to_those_who_follow,
+    a_hundred_requests_to_a_sleeping_agent_cause_one_wake,
+    a_paused_agent_outlives_a_killed_daemon_as_it_was,
+    a_durable_standby_agent_outlives_a_reboot_with_its_memory,
+    memory_that_went_on_after_it_became_durable_is_not_brought_back_old,
+];
+
+const QUICK: [&str; 6] = ["--standby-after", "0.4", "--durable-after", "0.4", "--hibernate-after", "2"];
+
+/// A process that holds a secret, which it writes to a file whenever that is missing.
+fn secret(agent: &Agent) -> Result<String> {
+    let script = "s=$(head -c 9 /dev/urandom | base64); while :; do [ -e /tmp/secret ] || echo $s > /tmp/secret; sleep 0.05; done";
+    agent.exec_with(&["-d"], &["bash", "-c", script])?.succeeded()?;
+    tell(agent)
+}
+
+/// Has the process tell its secret anew.
+fn tell(agent: &Agent) -> Result<String> {
+    agent.sh("rm -f /tmp/secret")?.succeeded()?;
+    agent.until("the secret is told", "test -s /tmp/secret")?;
+    agent.sh_text("cat /tmp/secret")
+}
+
+/// To what it went, and why.
+fn path(agent: &Agent) -> Result<Vec<(String, String)>> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Ok(agent.events()?.iter().map(|e| (text(&e["to"]), text(&e["reason"]))).collect())
+}
+
+fn an_idle_agent_goes_to_standby_becomes_durable_and_goes_to_disk() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent_with("idle", &QUICK)?;
+    agent.sh("echo kept > ~/kept; (setsid sleep 4242 &) >/dev/null 2>&1 </dev/null")?.succeeded()?;
+    agent.becomes("hibernated")?;
+    let path = path(&agent)?;
+    let at = |state: &str| path.iter().rposition(|(to, _)| to == state).with_context(|| format!("never {state}: {path:?}"));
+    ensure!(at("standby")? < at("hibernated")?, "{path:?}");
+    ensure!(path[at("standby")?].1.contains("idle for") && path[at("hibernated")?].1.contains("asleep for"), "{path:?}");
+    let why = server.dorm(&["why", &agent.name])?.text()?;
+    ensure!(why.contains("hibernated") && why.contains("memory image on disk"), "{why}");
+    let listed = server.dorm(&["ls"])?.text()?;
+    ensure!(listed.lines().any(|line| line.contains(&agent.name) && line.contains("hibernated")), "{listed}");
+    ensure!(agent.sh_text("cat ~/kept; pgrep -f 'sleep 4242' >/dev/null && echo there")? == "kept\nthere");
+    // Woken by that, it goes to sleep again, by way of an image that is whole before it lets go of its memory.
+    harness::eventually("it is durable in standby", || {
+        let shown = agent.show()?;
+        Ok((shown["durable"] == true && shown["state"] != "running").then_some(()))
+    })
+}
+
+fn a_held_agent_and_one_to_be_kept_awake_stay_awake() -> Result<()> {
+    let server = Server::shared()?;
+    let held = server.agent_with("held", &QUICK)?;
+    server.dorm(&["hold", &held.name, "--for", "1h", "--reason", "somebody looks"])?.succeeded()?;
+    let awake = server.agent_with("awake", &[&QUICK[..], &["--keep-awake"]].concat())?;
+    // Made after them, and asleep before them.
+    server.agent_with("other", &QUICK)?.becomes("hibernated")?;
+    ensure!(held.state()? == "running" && awake.state()? == "running", "{} {}", held.state()?, awake.state()?);
+    let why = server.dorm(&["why", &held.name])?.text()?;
+    ensure!(why.contains("somebody looks"), "{why}");
+    let why = server.dorm(&["why", &awake.name])?.text()?;
+    ensure!(why.contains("kept awake"), "{why}");
+    ensure!(server.dorm(&["holds", &held.name])?.text()?.contains("somebody looks"));
+    server.dorm(&["unhold", &held.name])?.succeeded()?;
+    held.becomes("hibernated")
+}
+
+fn a_run_and_an_open_stream_keep_an_agent_awake() -> Result<()> {
+    let server = Server::shared()?;
+    let running = server.agent_with("at-work", &QUICK)?;
+    running.exec_with(&["-d"], &["sh", "-c", "until test -e /tmp/enough; do sleep 0.2; done"])?.succeeded()?;
+    let streaming = server.agent_with("streaming", &QUICK)?;
+    let mut client = server.command(&["exec", "-i", &streaming.name, "--", "cat"]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+    let why = |agent: &Agent| -> Result<String> { server.dorm(&["why", &agent.name])?.text() };
+    harness::eventually("the stream is open", || Ok(why(&streaming)?.contains("is open").then_some(())))?;
+    server.agent_with("idler", &QUICK)?.becomes("hibernated")?;
+    ensure!(running.state()? == "running", "{}", why(&running)?);
+    ensure!(streaming.state()? == "running", "{}", why(&streaming)?);
+    harness::eventually("the run is named", || Ok(why(&running)?.contains("in progress").then_some(())))?;
+    drop(client.stdin.take());
+    ensure!(client.wait()?.success());
+    running.sh("touch /tmp/enough")?.succeeded()?;
+    running.becomes("hibernated")?;
+    streaming.becomes("hibernated")
+}
+
+fn beyond_the_budget_the_longest_asleep_goes_to_disk_first() -> Result<()> {
+    let server = Server::start_with(&Options { config: "[standby]\nmemory = \"500M\"\n", ..Options::default() })?;
+    let hold = "import time; x = bytearray(b'x') * (200 << 20); open('/tmp/full', 'w'); time.sleep(600)";
+    let agents = ["first", "second", "third"].map(|name| -> Result<Agent> {
+        let agent = server.agent(name)?;
+        agent.exec_with(&["-d"], &["python3", "-c", hold])?.succeeded()?;
+        agent.until("it is full", "test -e /tmp/full")?;
+        agent.pause()?;
+        Ok(agent)
+    });
+    let [first, second, third] = agents;
+    let (first, second, third) = (first?, second?, third?);
+    first.becomes("hibernated")?;
+    ensure!(path(&first)?.iter().any(|(_, why)| why.contains("memory is short")), "{:?}", path(&first)?);
+    ensure!(second.state()? == "standby" && third.state()? == "standby", "{} {}", second.state()?, third.state()?);
+    first.sh("pgrep python3")?.succeeded()?;
+    Ok(())
+}
+
+fn every_transition_is_told_to_those_who_follow() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("followed")?;
+    let mut client = server
+        .command(&["events", &agent.name, "--follow", "--json", "-n", "1"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut lines = BufReader::new(client.stdout.take().context("piped")?).lines();
+    // The past, which tells that the stream is open.
+    lines.next().context("no event")??;
+    agent.pause()?;
+    agent.wake()?;
+    agent.hibernate()?;
+    agent.wake()?;
+    let mut seen = Vec::new();
+    while seen.iter().filter(|to| *to == "running").count() < 2 {
+        let event: Value = serde_json::from_str(&lines.next().context("the stream ended")??)?;
+        let to = event["to"].as_str().unwrap_or_default().to_owned();
+        ensure!(!event["reason"].as_str().unwrap_or_default().is_empty(), "without a reason: {event}");
+        let rests = ["standby", "hibernated", "running"].contains(&to.as_str());
+        ensure!(!rests || event["millis"].is_i64(), "without a duration: {event}");
+        seen.push(to);
+    }
+    client.kill()?;
+    client.wait()?;
+    let rests: Vec<_> = seen.iter().filter(|to| ["standby", "hibernated", "running"].contains(&to.as_str())).collect();
+    ensure!(rests == ["standby", "running", "hibernated", "running"], "{seen:?}");
+    Ok(())
+}
+
+fn a_hundred_requests_to_a_sleeping_agent_cause_one_wake() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("wanted")?;
+    let secret = secret(&agent)?;
+    for asleep in [Agent::pause, Agent::hibernate] {
+        asleep(&agent)?;
+        let before = agent.events()?.len();
+        let health = format!("/v1/agents/{}/guest/health", agent.name);
+        std::thread::scope(|scope| {
+            let ask = || server.http("GET", &health, b"");
+            let asked: Vec<_> = (0..100).map(|_| scope.spawn(ask)).collect();
+            asked.into_iter().try_for_each(|thread| {
+                let reply = thread.join().expect("asking does not panic")?;
+                ensure!(reply.status == 204, "{}: {}", reply.status, reply.text());
+                Ok(())
+            })
+        })?;
+        let woken = agent.events()?[before..].iter().filter(|event| event["to"] == "running").count();
+        ensure!(woken == 1, "it was woken {woken} times: {:?}", &agent.events()?[before..]);
+        ensure!(tell(&agent)? == secret, "its memory is another one");
+    }
+    Ok(())
+}
+
+fn a_paused_agent_outlives_a_killed_daemon_as_it_was() -> Result<()> {
+    let server = Server::start()?;
+    let agent = server.agent("paused")?;
+    let secret = secret(&agent)?;
+    agent.pause()?;
+    server.kill9()?;
+    server.launch(&[])?;
+    ensure!(agent.state()? == "standby", "{}", agent.state()?);
+    ensure!(tell(&agent)? == secret);
+    server.kill9()?;
+    server.launch(&[])?;
+    ensure!(agent.state()? == "running" && tell(&agent)? == secret);
+    Ok(())
+}
+
+fn durable(server: &std::sync::Arc<Server>, label: &str) -> Result<(Agent, String)> {
+    let agent = server.agent_with(label, &["--durable-after", "0.2", "--hibernate-after", "0", "--standby-after", "0"])?;
+    let secret = secret(&agent)?;
+    agent.sh("sync")?.succeeded()?;
+    agent.pause()?;
+    harness::eventually("its memory is on disk", || Ok((agent.show()?["durable"] == true).then_some(())))?;
+    ensure!(agent.state()? == "standby");
+    Ok((agent, secret))
+}
+
+fn a_durable_standby_agent_outlives_a_reboot_with_its_memory() -> Result<()> {
+    let server = Server::start()?;
+    let (agent, secret) = durable(&server, "durable")?;
+    server.simulate_reboot()?;
+    server.launch(&[])?;
+    ensure!(agent.state()? == "hibernated", "{}", agent.show()?);
+    ensure!(tell(&agent)? == secret);
+    Ok(())
+}
+
+fn memory_that_went_on_after_it_became_durable_is_not_brought_back_old() -> Result<()> {
+    let server = Server::start()?;
+    let (agent, _) = durable(&server, "stale")?;
+    agent.sh("echo acknowledged > ~/later; sync")?.succeeded()?;
+    server.simulate_reboot()?;
+    server.launch(&[])?;
+    ensure!(agent.state()? == "stopped", "{}", agent.show()?);
+    ensure!(agent.sh_text("cat ~/later")? == "acknowledged");
+    ensure!(agent.exec(&["pgrep", "bash"])?.code != 0, "an old memory was brought back");
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! Clients and connections, when the agent at their other end is put to disk on purpose.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::harness::{self, Options, Outside, Server, Terminal};
+
+harness::tests![
+    a_detached_run_goes_on_and_all_of_its_output_is_there,
+    an_open_exec_stream_is_attached_again_with_nothing_lost,
+    a_shell_on_a_terminal_keeps_its_variables_and_is_woken_by_a_key,
+    connections_to_the_outside_end_and_listeners_go_on,
+    an_orderly_end_puts_agents_to_disk_and_the_next_daemon_wakes_them,
+];
+
+/// Numbered lines, quick and slow in turn, and an exit code.
+const LINES: &str = "for i in $(seq 0 999); do printf '%049d\\n' $i; [ $((i % 50)) = 0 ] && { [ -e /tmp/quick ] || sleep 0.1; }; done; exit 4";
+
+fn complete(text: &str) -> Result<()> {
+    let wrong = text.lines().enumerate().find(|(i, line)| *line != format!("{i:049}"));
+    ensure!(wrong.is_none() && text.len() == 50_000, "{} bytes came, wrong from {wrong:?} on", text.len());
+    Ok(())
+}
+
+fn a_detached_run_goes_on_and_all_of_its_output_is_there() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("detached")?;
+    let run = agent.exec_with(&["-d"], &["bash", "-c", LINES])?.text()?;
+    agent.hibernate()?;
+    agent.wake()?;
+    agent.hibernate()?;
+    agent.sh("touch /tmp/quick")?.succeeded()?;
+    let followed = server.dorm(&["logs", "-f", &agent.name, &run])?;
+    ensure!(followed.code == 4, "{followed}");
+    complete(&followed.stdout())
+}
+
+fn an_open_exec_stream_is_attached_again_with_nothing_lost() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("attached")?;
+    let mut client = server
+        .command(&["exec", &agent.name, "--", "bash", "-c", LINES])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let mut output = BufReader::new(client.stdout.take().context("piped")?);
+    let mut text = String::new();
+    output.read_line(&mut text)?;
+    agent.hibernate()?;
+    agent.sh("touch /tmp/quick")?.succeeded()?;
+    output.read_to_string(&mut text)?;
+    ensure!(client.wait()?.code() == Some(4));
+    complete(&text)
+}
+
+fn a_shell_on_a_terminal_keeps_its_variables_and_is_woken_by_a_key() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("shell")?;
+    let mut terminal = Terminal::start(&server.command(&["shell", &agent.name]), 24, 80)?;
+    terminal.press("said=only-in-$((40 + 2)); cd /tmp; echo rea''dy\r")?;
+    terminal.sees("ready")?;
+    agent.hibernate()?;
+    // The client does not wake it by itself.
+    terminal.sees("goes on when it wakes")?;
+    ensure!(agent.state()? == "hibernated");
+    terminal.press("echo \"<$said $PWD $(stty size)>\"\r")?;
+    terminal.sees("<only-in-42 /tmp 24 80>")?;
+    ensure!(agent.state()? == "running");
+    agent.pause()?;
+    terminal.press("echo \"again ${said}\"\r")?;
+    terminal.sees("again only-in-42")?;
+    terminal.press("exit 5\r")?;
+    ensure!(terminal.end()? == 5, "{}", terminal.screen());
+    Ok(())
+}
+
+fn connections_to_the_outside_end_and_listeners_go_on() -> Result<()> {
+    let server = Server::shared()?;
+    let outside = Outside::get()?;
+    let public = outside.public;
+    let listener = outside.there(move || Ok(std::net::TcpListener::bind((public, 0))?))?;
+    let address = listener.local_addr()?;
+    let agent = server.agent("connected")?;
+    // One that waits for an answer, which must not be for ever; then it takes up a new connection.
+    let program = format!(
+        "import os, socket, threading\n\
+         server = socket.create_server(('0.0.0.0', 4713))\n\
+         def talk(number):\n\
+         \x20   s = socket.create_connection(('{}', {}))\n\
+         \x20   open(f'/tmp/open-{{number}}', 'w').close()\n\
+         \x20   try:\n\
+         \x20       end = s.recv(1)\n\
+         \x20       s.sendall(b'anybody')\n\
+         \x20   except OSError as error:\n\
+         \x20       end = b''\n\
+         \x20   open(f'/tmp/ended-{{number}}', 'w').write('ended' if end == b'' else 'goes on')\n\
+         talk(1)\n\
+         threading.Thread(target=talk, args=(2,), daemon=True).start()\n\
+         while True:\n\
+         \x20   peer, _ = server.accept()\n\
+         \x20   peer.sendall(b'here')\n\
+         \x20   peer.close()\n",
+        address.ip(),
+        address.port()
+    );
+    agent.exec_with(&["-d"], &["python3", "-c", &program])?.succeeded()?;
+    let (_first, _) = listener.accept()?;
+    agent.until("it is connected", "test -e /tmp/open-1")?;
+    agent.hibernate()?;
+    agent.until("it hears of the end", "test -e /tmp/ended-1")?;
+    ensure!(agent.sh_text("cat /tmp/ended-1")? == "ended");
+    let (_second, _) = listener.accept()?;
+    agent.until("it is connected again", "test -e /tmp/open-2")?;
+    let heard = "import socket; print(socket.create_connection(('127.0.0.1', 4713)).recv(9).decode())";
+    ensure!(agent.exec(&["python3", "-c", heard])?.text()? == "here");
+    Ok(())
+}
+
+fn an_orderly_end_puts_agents_to_disk_and_the_next_daemon_wakes_them() -> Result<()> {
+    let server = Server::start_with(&Options { hibernate_boxes: true, ..Options::default() })?;
+    let agent = server.agent("shut-down")?;
+    let run = agent.exec_with(&["-d"], &["bash", "-c", LINES])?.text()?;
+    ensure!(server.sigterm()? == 0);
+    server.launch(&[])?;
+    ensure!(agent.state()? == "hibernated", "{}", agent.show()?);
+    agent.sh("touch /tmp/quick")?.succeeded()?;
+    complete(&server.dorm(&["logs", "-f", &agent.name, &run])?.stdout())
+}
