@@ -21,8 +21,8 @@ macro_rules! features {
 }
 
 features![
-    agents, api, crash, docs, exec, files, hibernate, isolation, limits, network, policy, runner, scale,
-    sleep, streams, survivors, templates, workloads
+    agents, api, crash, docs, exec, files, hibernate, isolation, limits, network, policy, ports, runner,
+    scale, sleep, streams, survivors, templates, workloads
 ];
 
 const THREADS: usize = 3;

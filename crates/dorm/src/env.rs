@@ -47,6 +47,11 @@ pub(crate) const ALL: &[Variable] = &[
     client("DORM_FAULT", "serve: a fault to happen once, for tests"),
     daemon("DORM_LISTEN", "listen", "serve: address and port to answer on"),
     daemon(
+        "DORM_DOMAIN",
+        "domain",
+        "serve: boxes are reached as PORT-ID.DOMAIN; localhost works in any case",
+    ),
+    daemon(
         "DORM_LOG",
         "log",
         "serve: log level, or filter as in `info,dorm_server=debug`",

@@ -3,7 +3,7 @@
 //! Both outlive whoever uses them, as real boxes and homes outlive a daemon: a second daemon given the
 //! same parts finds what the first left behind.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,8 @@ use tokio::io::DuplexStream;
 use tokio::sync::watch;
 
 use crate::{
-    BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, MemoryImage, Result,
+    BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, Listening, MemoryImage,
+    Result,
 };
 
 mod homes;
@@ -43,6 +44,7 @@ struct World {
     connects: u64,
     swept: Vec<Id>,
     specs: Vec<BoxSpec>,
+    ports: BTreeSet<u16>,
 }
 
 impl World {
@@ -121,6 +123,11 @@ impl FakeEngine {
     /// Who answers connections to guests from now on.
     pub fn serve_guests(&self, guest: impl Fn(Id, DuplexStream) + Send + Sync + 'static) {
         *self.guest.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(guest));
+    }
+
+    /// From now on, in every box, what answers for guests answers at this port too.
+    pub fn open_port(&self, port: u16) {
+        self.world().ports.insert(port);
     }
 
     /// The next start that is tried fails with this reason.
@@ -344,6 +351,21 @@ impl Engine for FakeEngine {
             None => drop(theirs),
         }
         Ok(Box::new(ours))
+    }
+
+    async fn connect_port(&self, id: &Id, port: u16) -> Result<Box<dyn GuestStream>> {
+        if !self.world().ports.contains(&port) {
+            return Err(EngineError::PortClosed { id: id.clone(), port });
+        }
+        self.connect(id).await
+    }
+
+    async fn listening(&self, id: &Id) -> Result<Vec<Listening>> {
+        let mut world = self.world();
+        world.living(id)?;
+        let address = std::net::Ipv4Addr::LOCALHOST.into();
+        let ports = world.ports.iter();
+        Ok(ports.map(|&port| Listening { port, address }).collect())
     }
 
     async fn stats(&self, id: &Id) -> Result<BoxStats> {

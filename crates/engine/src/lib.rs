@@ -202,7 +202,14 @@ pub struct BoxExit {
     pub reason: String,
 }
 
-/// A byte stream to the guest of a box.
+/// A port of a box that a process of the box listens on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Listening {
+    pub port: u16,
+    pub address: std::net::IpAddr,
+}
+
+/// A byte stream into a box.
 pub trait GuestStream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> GuestStream for T {}
 
@@ -216,6 +223,8 @@ pub enum EngineError {
     NoHome(Id),
     #[error("the pool has no space left ({free} bytes free)")]
     NoSpace { free: u64 },
+    #[error("nothing listens on port {port} of {id}")]
+    PortClosed { id: Id, port: u16 },
     #[error("the layer cannot be unpacked: {0}")]
     BadLayer(String),
     /// The box could not be brought up; what was made of it is removed again.
@@ -268,6 +277,13 @@ pub trait Engine: Send + Sync + 'static {
 
     /// A new stream to the guest, opened inside the box: no routed address is involved.
     async fn connect(&self, id: &Id) -> Result<Box<dyn GuestStream>>;
+
+    /// A new stream to a port of the box's loopback, opened inside the box. If nothing listens there, the
+    /// error is [`EngineError::PortClosed`].
+    async fn connect_port(&self, id: &Id, port: u16) -> Result<Box<dyn GuestStream>>;
+
+    /// The TCP ports that processes of the box listen on, by number. A frozen box has them, too.
+    async fn listening(&self, id: &Id) -> Result<Vec<Listening>>;
 
     async fn stats(&self, id: &Id) -> Result<BoxStats>;
 

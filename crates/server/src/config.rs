@@ -15,6 +15,8 @@ pub struct Config {
     /// The data directory. Exists, and is locked by the caller.
     pub data: PathBuf,
     pub listen: SocketAddr,
+    /// Boxes are reached as `<port>-<id>.<domain>`, perhaps with a port; and always below `localhost`.
+    pub domain: Option<String>,
     /// Limits of agents that name none.
     pub defaults: Limits,
     /// Agent slot n is given the 65,536 host uids from `first_uid + n * 65536` on.

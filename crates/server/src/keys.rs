@@ -19,6 +19,12 @@ use crate::store::{Result, Store};
 
 const PREFIX_LEN: usize = "e2b_".len() + 8;
 
+/// Whether this has the form of a key.
+pub(crate) fn is_key(text: &str) -> bool {
+    let digits = text.strip_prefix("e2b_");
+    digits.is_some_and(|digits| digits.len() == 40 && digits.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
 pub struct KeyRing {
     store: Arc<dyn Store>,
     /// By the secret's first characters, which are no secret.

@@ -1,6 +1,6 @@
 //! What Prometheus finds at `/metrics`. Counters are kept here; gauges are read when it asks.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -112,6 +112,12 @@ impl Metrics {
                 status,
             })
             .inc();
+    }
+
+    /// A request that was for a box.
+    pub fn requested_of_box(&self, status: u16) {
+        static ROUTE: LazyLock<Arc<str>> = LazyLock::new(|| "box".into());
+        self.requested(&ROUTE, status);
     }
 
     pub fn render(&self, now: &Now) -> String {

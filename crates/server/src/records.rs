@@ -194,26 +194,13 @@ pub struct Sleep {
 }
 
 /// Who may reach an agent's ports, and how. Kept as JSON, so that fields can be added.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reach {
     /// Its ports, other than the guest's, need no token.
     pub public: bool,
-    /// A request for one of its ports or its guest wakes it. Otherwise it is answered as if there were
-    /// no such agent, unless it runs.
-    pub wakes: bool,
     /// What the servers in the box see as `Host`, with `${PORT}` for the port; the real one if absent.
     pub host: Option<String>,
-}
-
-impl Default for Reach {
-    fn default() -> Self {
-        Self {
-            public: false,
-            wakes: true,
-            host: None,
-        }
-    }
 }
 
 /// A memory image of an agent, in its folder under `DATA/images`.

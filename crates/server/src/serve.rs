@@ -9,28 +9,25 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use dorm_engine::{Engine, Homes};
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::api::{AppState, Guests, Shared, router};
+use crate::api::{AppState, Shared, router};
 use crate::build_slots::BuildSlots;
 use crate::config::{Config, ConfigError, OnShutdown};
 use crate::e2b::{self, Sandboxes};
 use crate::faults::{Faults, UnknownPoint};
 use crate::keys::KeyRing;
 use crate::lifecycle::{Parts, ReconcileError, Registry, idle};
+use crate::listen::accept;
 use crate::metrics::Metrics;
+use crate::names::Names;
+use crate::proxy::Proxy;
 use crate::records::Workspace;
 use crate::store::{SqliteStore, Store, StoreError};
 use crate::templates::{self, Templates};
@@ -41,8 +38,6 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// How long transitions may take to end, beyond the time that boxes have to stop.
 const PATIENCE: Duration = Duration::from_secs(30);
 const FLUSH_KEYS: Duration = Duration::from_secs(60);
-/// For the head of a request, and between two on one connection.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -128,7 +123,8 @@ pub async fn serve(
     let state = AppState::new(Shared {
         store: store.clone(),
         sandboxes,
-        guests: Guests::new(engine.clone(), registry.clone()),
+        proxy: Proxy::new(engine.clone(), registry.clone()),
+        names: Names::new(config.domain.as_deref(), address.port(), false),
         engine,
         homes,
         registry: registry.clone(),
@@ -209,46 +205,5 @@ async fn flush_keys(keys: Arc<KeyRing>) {
         if let Err(error) = keys.flush().await {
             tracing::warn!(%error, "when keys were last used could not be written");
         }
-    }
-}
-
-/// Takes connections until the shutdown, and gives those that are still open.
-async fn accept(listener: TcpListener, app: Router, shutdown: &CancellationToken) -> JoinSet<()> {
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            () = shutdown.cancelled() => return connections,
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(connection(stream, app.clone(), shutdown.clone()));
-                }
-                Err(error) => {
-                    // Most likely out of descriptors: let some connections end first.
-                    tracing::warn!(%error, "cannot accept");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            },
-        }
-    }
-}
-
-async fn connection(stream: TcpStream, app: Router, shutdown: CancellationToken) {
-    let _ = stream.set_nodelay(true);
-    let service = TowerToHyperService::new(app);
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service);
-    let mut connection = pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = shutdown.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a connection ended early");
     }
 }

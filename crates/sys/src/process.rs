@@ -28,6 +28,17 @@ impl Process {
         }
     }
 
+    /// Whether nothing is left of it but, perhaps, its exit status.
+    pub fn has_ended(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut ended, Some(&at_once)).is_ok_and(|ready| ready > 0)
+    }
+
     /// Takes the exit status if the process is a child of ours that has ended. `None` otherwise.
     pub fn reap(&self) -> Option<rustix::process::WaitIdStatus> {
         use rustix::process::{WaitId, WaitIdOptions, waitid};

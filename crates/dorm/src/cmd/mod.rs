@@ -16,6 +16,7 @@ pub(crate) mod ls;
 pub(crate) mod net;
 pub(crate) mod new;
 pub(crate) mod pause;
+pub(crate) mod ports;
 pub(crate) mod ps;
 pub(crate) mod rm;
 pub(crate) mod serve;

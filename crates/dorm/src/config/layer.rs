@@ -32,6 +32,7 @@ pub(crate) enum Shutdown {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Layer {
     pub(crate) listen: Option<SocketAddr>,
+    pub(crate) domain: Option<String>,
     pub(crate) data: Option<PathBuf>,
     pub(crate) log: Option<String>,
     pub(crate) log_format: Option<LogFormat>,
@@ -129,6 +130,7 @@ impl Layer {
             lower,
             Layer {
                 listen,
+                domain,
                 data,
                 log,
                 log_format,

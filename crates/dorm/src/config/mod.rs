@@ -170,9 +170,11 @@ fn settings(layer: Layer) -> Result<Settings> {
     let standby = standby(layer.standby)?;
     let cache = given(layer.templates.cache, "templates.cache")?;
     let host_ca = given(layer.templates.host_ca_file, "templates.host_ca_file")?;
+    let domain = given(layer.domain, "domain")?;
     let server = dorm_server::config::Config {
         data: given(layer.data, "data")?,
         listen: given(layer.listen, "listen")?,
+        domain: (!domain.is_empty()).then_some(domain),
         defaults: Limits {
             cpu_millis: (cpus * 1000.0).round() as u32,
             memory: given(layer.defaults.memory, "defaults.memory")?.0,

@@ -21,7 +21,8 @@ use crate::guest_binary::{self, GuestBinary};
 use crate::home::Pool;
 use crate::network::{self, Network};
 use crate::{
-    BoxExit, BoxRecord, BoxSpec, BoxStats, Dumped, Engine, EngineError, GuestStream, Id, MemoryImage, Result,
+    BoxExit, BoxRecord, BoxSpec, BoxStats, Dumped, Engine, EngineError, GuestStream, Id, Listening,
+    MemoryImage, Result,
 };
 
 mod adopt;
@@ -221,6 +222,28 @@ impl Engine for Container {
         Ok(Box::new(
             tokio::net::UnixStream::from_std(stream).map_err(failed())?,
         ))
+    }
+
+    async fn connect_port(&self, id: &Id, port: u16) -> Result<Box<dyn GuestStream>> {
+        let live = self.live(id)?;
+        let stream = self.network.inside().connect_port(&live.netns, port).await;
+        match stream {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                Err(EngineError::PortClosed { id: id.clone(), port })
+            }
+            Err(error) => Err(EngineError::io("cannot reach a port of the box")(error)),
+        }
+    }
+
+    async fn listening(&self, id: &Id) -> Result<Vec<Listening>> {
+        let live = self.live(id)?;
+        let found = network::listening(live.process.pid);
+        // Otherwise the number may be another process's by now.
+        if live.process.has_ended() {
+            return Err(EngineError::NotRunning(id.clone()));
+        }
+        found.map_err(EngineError::io("cannot read the ports of the box"))
     }
 
     async fn stats(&self, id: &Id) -> Result<BoxStats> {

@@ -4,22 +4,25 @@
 //! namespace it was made in, so everything else happens on it from anywhere.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc;
+use std::time::Duration;
 
 use rtnetlink::packet_route::neighbour::NeighbourState;
 use rtnetlink::packet_route::route::{RouteScope, RouteType};
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use tokio::net::{TcpSocket, TcpStream};
 
 use super::{GATEWAY, GATEWAY_MAC, index_of};
 use crate::{EngineError, Result};
 
 /// The kernel's routing table of own addresses.
 const LOCAL_TABLE: u32 = 255;
+const CONNECT: Duration = Duration::from_secs(10);
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -103,6 +106,21 @@ impl Inside {
         self.with_handle(netns, change).await
     }
 
+    /// Connects to a port of the loopback of `netns`, of IPv4 or else of IPv6.
+    pub(crate) async fn connect_port(&self, netns: &Arc<OwnedFd>, port: u16) -> io::Result<TcpStream> {
+        let socket = self.run(Arc::clone(netns), TcpSocket::new_v4).await?;
+        let refused = match connect(socket, (Ipv4Addr::LOCALHOST, port).into()).await {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => error,
+            other => return other,
+        };
+        let socket = self.run(Arc::clone(netns), TcpSocket::new_v6).await?;
+        // A box without IPv6 has no such address; what counts is that IPv4 refused.
+        match connect(socket, (Ipv6Addr::LOCALHOST, port).into()).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Err(refused),
+            other => other,
+        }
+    }
+
     /// Brings up `lo` and `eth0` in `netns`, with all traffic going to the gateway.
     pub(super) async fn configure(&self, netns: Arc<OwnedFd>, address: Ipv4Addr) -> Result<()> {
         self.with_handle(netns, async |handle: &Handle| configure(handle, address).await)
@@ -124,6 +142,13 @@ impl Inside {
         connection.abort();
         done.map_err(|e| failed()(io::Error::other(e)))
     }
+}
+
+/// A loopback answers at once, unless the queue of the listener is full.
+async fn connect(socket: TcpSocket, to: SocketAddr) -> io::Result<TcpStream> {
+    let stream = tokio::time::timeout(CONNECT, socket.connect(to)).await??;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }
 
 async fn configure(handle: &Handle, address: Ipv4Addr) -> Result<(), rtnetlink::Error> {

@@ -19,12 +19,14 @@ use crate::{EngineError, Id, Result};
 mod firewall;
 mod gate;
 mod inside;
+mod listening;
 mod names;
 mod policy;
 mod range;
 mod resolver;
 
 pub use inside::Inside;
+pub(crate) use listening::listening;
 pub use policy::{Block, InvalidTarget, Name, Policy, Target};
 pub use range::{InvalidRange, Range};
 

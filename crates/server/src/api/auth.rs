@@ -9,7 +9,7 @@ use http::header::AUTHORIZATION;
 use super::errors::{ApiError, ApiResult, Code};
 use super::state::AppState;
 
-pub(super) const API_KEY: &str = "x-api-key";
+pub(crate) const API_KEY: &str = "x-api-key";
 
 pub(super) async fn require_key(
     State(state): State<AppState>,
@@ -36,7 +36,7 @@ pub(crate) fn secret_in(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// The token, if the value of an `Authorization` header is a bearer token.
-pub(super) fn bearer(value: &str) -> Option<&str> {
+pub(crate) fn bearer(value: &str) -> Option<&str> {
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }

@@ -24,11 +24,12 @@ mod drain;
 mod errors;
 mod events;
 mod extract;
+mod guest;
 mod holds;
 mod info;
 mod keys;
 mod network;
-mod proxy;
+mod ports;
 mod sleep;
 mod snapshots;
 mod state;
@@ -38,11 +39,10 @@ mod tests;
 pub mod types;
 pub(crate) mod validate;
 
-pub(crate) use auth::secret_in;
+pub(crate) use auth::{API_KEY, bearer, secret_in};
 pub(crate) use errors::{ApiError, Code};
 pub(crate) use extract::{Json, Path, Query};
 pub(crate) use network::policy;
-pub use proxy::Guests;
 pub use state::{AppState, Shared};
 
 #[derive(OpenApi)]
@@ -76,6 +76,7 @@ pub fn router(state: &AppState) -> Router {
         .merge(holds::router())
         .merge(network::router())
         .merge(snapshots::router())
+        .merge(ports::router())
         .merge(events::router())
         .merge(keys::router())
         .merge(templates::router())
@@ -84,7 +85,7 @@ pub fn router(state: &AppState) -> Router {
     document.info.version = env!("CARGO_PKG_VERSION").to_owned();
     let max_body = usize::try_from(state.config.max_body).unwrap_or(usize::MAX);
     let with_key = with_key
-        .route("/v1/agents/{agent}/guest/{*path}", any(proxy::to_guest))
+        .route("/v1/agents/{agent}/guest/{*path}", any(guest::to_guest))
         .route("/metrics", axum::routing::get(info::metrics))
         .route_layer(from_fn_with_state(state.clone(), auth::require_key));
     Router::new()
@@ -96,6 +97,7 @@ pub fn router(state: &AppState) -> Router {
         .method_not_allowed_fallback(no_such_method)
         .fallback(no_such_route)
         .layer(from_fn_with_state(state.clone(), count))
+        .layer(from_fn_with_state(state.clone(), crate::proxy::front))
         .layer(from_fn(drain::drain))
         .with_state(state.clone())
 }

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use dorm_engine::{Engine, Homes};
 use tokio_util::sync::CancellationToken;
 
-use super::proxy::Guests;
 use crate::build_slots::BuildSlots;
 use crate::config::Config;
 use crate::e2b::Sandboxes;
 use crate::keys::KeyRing;
 use crate::lifecycle::Registry;
 use crate::metrics::Metrics;
+use crate::names::Names;
+use crate::proxy::Proxy;
 use crate::store::Store;
 use crate::templates::Templates;
 use crate::tokens::Tokens;
@@ -34,7 +35,8 @@ pub struct Shared {
     pub templates: Arc<Templates>,
     /// Slots for the boxes in which templates are built.
     pub build_slots: Arc<BuildSlots>,
-    pub guests: Guests,
+    pub proxy: Proxy,
+    pub names: Names,
     /// Cancelled when the daemon is to end.
     pub shutdown: CancellationToken,
 }

@@ -274,6 +274,28 @@ pub struct StopRequest {
     pub grace: Option<f64>,
 }
 
+/// A port that something in a box listens on.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Port {
+    pub port: u16,
+    /// `0.0.0.0` and `::` are all of the box's.
+    pub addresses: Vec<String>,
+    pub url: String,
+}
+
+/// Where a port of an agent is reached.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PortUrl {
+    pub port: u16,
+    /// Whether it needs no token.
+    pub public: bool,
+    pub url: String,
+    /// Opens all ports of the agent, sent as `e2b-traffic-access-token`.
+    pub token: String,
+    /// For a browser: opens the port, which then remembers the token as a cookie.
+    pub link: String,
+}
+
 /// What an agent uses now, and what of its limits it ran into.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Stats {

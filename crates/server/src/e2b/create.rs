@@ -122,7 +122,6 @@ async fn make(
     let reach = Reach {
         public: policy.public,
         host: policy.mask_host,
-        ..Reach::default()
     };
     let id = Id::random();
     let name = name_of(&id);

@@ -124,7 +124,10 @@ impl Found {
 }
 
 /// What a sandbox's host names end with: `<port>-<id>.<domain>`.
-fn domain(_state: &AppState, headers: &HeaderMap) -> Option<String> {
+fn domain(state: &AppState, headers: &HeaderMap) -> Option<String> {
+    if state.config.domain.is_some() {
+        return Some(state.names.domain().to_owned());
+    }
     let host = headers.get(HOST)?.to_str().ok()?;
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => (name, Some(port)),

@@ -19,6 +19,9 @@ use super::registry::Context;
 use super::{Trouble, driver};
 use crate::records::{AgentRecord, HoldRecord, ImageRecord, Profile, Reach, State, Status, now};
 
+/// How long a server may take to listen once its box is up.
+const COMING_UP: Duration = Duration::from_secs(10);
+
 pub struct Agent {
     pub profile: Profile,
     pub(super) ctx: Arc<Context>,
@@ -34,6 +37,8 @@ pub struct Agent {
     pub(super) holds: Mutex<Vec<HoldRecord>>,
     pub(super) reach: RwLock<Arc<Reach>>,
     pub(super) network: Network,
+    /// When its box was last started from its files.
+    started: Mutex<Option<Instant>>,
     /// Nothing was seen of it since.
     quiet_since: Mutex<Instant>,
 }
@@ -114,6 +119,7 @@ impl Agent {
             }),
             holds: Mutex::default(),
             reach: RwLock::new(Arc::new(record.reach)),
+            started: Mutex::default(),
             quiet_since: Mutex::new(Instant::now()),
         })
     }
@@ -257,6 +263,16 @@ impl Agent {
 
     pub fn quiet_since(&self) -> Instant {
         *self.quiet_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its processes were started a moment ago, and some may not be ready yet.
+    pub fn is_coming_up(&self) -> bool {
+        let started = *self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        started.is_some_and(|started| started.elapsed() < COMING_UP)
+    }
+
+    pub(super) fn note_start(&self) {
+        *self.started.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     /// What the watcher goes by.

@@ -44,7 +44,9 @@ pub(super) async fn bring_up(agent: &Arc<Agent>, from: Rest) -> Result<Up, Troub
 
 async fn from_files(agent: &Arc<Agent>) -> Result<BoxRecord, Trouble> {
     let started = agent.with_box_spec(async |spec| agent.ctx.engine.start(&spec).await);
-    started.await.map_err(Trouble::engine("start"))
+    let record = started.await.map_err(Trouble::engine("start"))?;
+    agent.note_start();
+    Ok(record)
 }
 
 async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {

@@ -188,7 +188,6 @@ pub(super) async fn reach_is_kept_and_changes(store: &dyn Store) {
     assert_eq!(agent.reach, public);
     let changed = Reach {
         public: false,
-        wakes: false,
         host: Some("localhost:${PORT}".to_owned()),
     };
     store.set_reach(&agent.profile.id, &changed).await.unwrap();

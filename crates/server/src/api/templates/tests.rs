@@ -36,6 +36,7 @@ impl Daemon {
         let config = Config {
             data: dir.path().to_owned(),
             listen: "127.0.0.1:0".parse().unwrap(),
+            domain: None,
             defaults: Limits {
                 cpu_millis: 1000,
                 memory: 1 << 30,

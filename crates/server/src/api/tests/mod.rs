@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
-use super::{AppState, Guests, Shared, router};
+use super::{AppState, Shared, router};
 use crate::build_slots::BuildSlots;
 use crate::config::{Config, NetworkRange, OnShutdown, Standby};
 use crate::e2b::Sandboxes;
@@ -26,6 +26,8 @@ use crate::faults::Faults;
 use crate::keys::KeyRing;
 use crate::lifecycle::{Parts, Registry};
 use crate::metrics::Metrics;
+use crate::names::Names;
+use crate::proxy::Proxy;
 use crate::records::{TemplateDefaults, TemplateRecord, Workspace, now};
 use crate::store::memory::MemoryStore;
 use crate::store::{SqliteStore, Store};
@@ -38,6 +40,7 @@ mod e2b;
 mod guest;
 mod keys;
 mod manners;
+mod ports;
 mod sleep;
 mod snapshots;
 
@@ -98,7 +101,8 @@ impl Server {
             metrics,
             templates: Templates::new(parts),
             build_slots,
-            guests: Guests::new(engine.clone(), registry),
+            proxy: Proxy::new(engine.clone(), registry),
+            names: Names::new(None, 3676, false),
             shutdown: CancellationToken::new(),
         });
         Self {
@@ -170,6 +174,7 @@ fn config(data: &std::path::Path) -> Config {
     Config {
         data: data.to_owned(),
         listen: "127.0.0.1:0".parse().unwrap(),
+        domain: None,
         defaults: Limits {
             cpu_millis: 2000,
             memory: 1 << 30,

@@ -1,0 +1,183 @@
+//! Connections into boxes.
+//!
+//! They are kept and used again; they are filed under the agent's id, the number of its box, and how often its
+//! connections were cut, so that those to an earlier box are never used for a later one.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Request;
+use dorm_engine::{Engine, EngineError, GuestStream, Id};
+use http::Uri;
+use http::uri::{Authority, Scheme};
+use hyper::body::Incoming;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::client::legacy::{Client, Error};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use super::route::GUEST_PORT;
+use crate::lifecycle::{Agent, Link, Registry};
+
+/// Of what is read from a box at once, and so of the head of an answer.
+const MOST_BUFFERED: usize = 64 * 1024;
+/// Between two tries to reach a server that is still coming up.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Sends requests into boxes.
+pub struct Proxy {
+    client: Client<Connector, Body>,
+}
+
+impl Proxy {
+    pub fn new(engine: Arc<dyn Engine>, registry: Arc<Registry>) -> Self {
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(Duration::from_secs(30))
+            .pool_max_idle_per_host(32)
+            .http1_max_buf_size(MOST_BUFFERED)
+            .build(Connector { engine, registry });
+        Self { client }
+    }
+
+    pub(super) async fn request(&self, request: Request) -> Result<http::Response<Incoming>, Error> {
+        self.client.request(request).await
+    }
+}
+
+/// The path and query, as they were sent, at a port of one box.
+pub(super) fn box_uri(id: &Id, (generation, epoch): (u64, u64), port: u16, path: &str) -> Uri {
+    let authority = Authority::try_from(format!("{id}.{generation}.{epoch}:{port}"));
+    Uri::builder()
+        .scheme(Scheme::HTTP)
+        .authority(authority.expect("an id and numbers make a host name"))
+        .path_and_query(path)
+        .build()
+        .expect("part of a URI is a URI")
+}
+
+#[derive(Clone)]
+struct Connector {
+    engine: Arc<dyn Engine>,
+    registry: Arc<Registry>,
+}
+
+type Connecting = Pin<Box<dyn Future<Output = Result<BoxIo, EngineError>> + Send>>;
+
+impl tower::Service<Uri> for Connector {
+    type Response = BoxIo;
+    type Error = EngineError;
+    type Future = Connecting;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), EngineError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Connecting {
+        let (engine, registry) = (self.engine.clone(), self.registry.clone());
+        Box::pin(async move {
+            let host = uri.host().unwrap_or_default();
+            let id: Id = host
+                .split('.')
+                .next()
+                .unwrap_or_default()
+                .parse()
+                .expect("a host that box_uri made");
+            let port = uri.port_u16().unwrap_or(GUEST_PORT);
+            let agent = registry
+                .by_id(&id)
+                .ok_or_else(|| EngineError::NotRunning(id.clone()))?;
+            let (stream, link) = connect(&*engine, &agent, port).await?;
+            Ok(BoxIo {
+                stream: TokioIo::new(stream),
+                cut: Box::pin(link.cut.clone().cancelled_owned()),
+                _link: link,
+            })
+        })
+    }
+}
+
+/// Waits for a server that may still be coming up with its box.
+async fn connect(
+    engine: &dyn Engine,
+    agent: &Agent,
+    port: u16,
+) -> Result<(Box<dyn GuestStream>, Link), EngineError> {
+    let id = &agent.profile.id;
+    loop {
+        let link = agent.links.open();
+        let connected = match port {
+            GUEST_PORT => engine.connect(id).await,
+            port => engine.connect_port(id, port).await,
+        };
+        match connected {
+            Err(EngineError::PortClosed { .. }) if agent.is_coming_up() => tokio::time::sleep(RETRY).await,
+            connected => return Ok((connected?, link)),
+        }
+    }
+}
+
+/// A connection that ends when the agent's connections are cut.
+struct BoxIo {
+    stream: TokioIo<Box<dyn GuestStream>>,
+    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    _link: Link,
+}
+
+impl Connection for BoxIo {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+impl Read for BoxIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        if self.cut.as_mut().poll(cx).is_ready() {
+            let why = "the agent goes to sleep";
+            return Poll::Ready(Err(std::io::Error::new(
+                std::io::ErrorKind::ConnectionAborted,
+                why,
+            )));
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl Write for BoxIo {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+}
