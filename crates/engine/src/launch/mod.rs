@@ -72,7 +72,7 @@ pub(crate) enum Job {
         boot_id: String,
         /// As in [`Preparation`], where that was too early to join.
         join: Vec<PathBuf>,
-        /// Bytes that the box's own tmpfs mounts may hold, each.
+        /// Bytes that the files which a box keeps in memory, under /dev/shm and /run, may hold.
         tmpfs_bytes: u64,
     },
     /// Become CRIU, answering on the launch socket; with a guest to restore a box of it on the home.

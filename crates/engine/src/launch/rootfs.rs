@@ -55,6 +55,9 @@ const READ_ONLY: [&str; 5] = [
 const TERMINALS: u32 = 256;
 const PTS: &str = "ptmxmode=0666,mode=0620,gid=5";
 
+/// Where the contents of /run are.
+const RUN: &str = "/dev/.run";
+
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Raised by the launcher, which may: a box may lower them and raise them up to these again.
@@ -121,17 +124,12 @@ pub(super) fn enter(
     if mount("sysfs", "/sys", plain | MountFlags::RDONLY, "").is_err() {
         mount("tmpfs", "/sys", plain | MountFlags::RDONLY, "size=4k,mode=555")?;
     }
-    mount(
-        "tmpfs",
-        "/run",
-        MountFlags::NOSUID | MountFlags::NODEV,
-        &format!("mode=755,size={}", tmpfs_bytes / 2),
-    )?;
+    // One filesystem for all that is in memory: a memory image is the faster made and brought back the fewer there are.
     mount(
         "tmpfs",
         "/dev",
         MountFlags::NOSUID | MountFlags::NOEXEC,
-        "mode=755,size=1m",
+        &format!("mode=755,size={tmpfs_bytes}"),
     )?;
     mount(
         "devpts",
@@ -139,12 +137,9 @@ pub(super) fn enter(
         MountFlags::NOSUID | MountFlags::NOEXEC,
         &format!("newinstance,max={TERMINALS},{PTS}"),
     )?;
-    mount(
-        "tmpfs",
-        "/dev/shm",
-        plain,
-        &format!("mode=1777,size={tmpfs_bytes}"),
-    )?;
+    make_dir("/dev/shm").step("make /dev/shm")?;
+    fs::set_permissions("/dev/shm", fs::Permissions::from_mode(0o1777)).step("make /dev/shm")?;
+    bind_part(RUN, "/run")?;
     leave(host)?;
 
     make_dir("/run/dorm").step("make /run/dorm")?;
@@ -213,12 +208,29 @@ fn mount(kind: &str, at: &str, flags: MountFlags, options: &str) -> Result<(), F
     let options = std::ffi::CString::new(options)
         .map_err(io::Error::from)
         .step("mount")?;
-    // A link, which only an imported image can have here, might lead elsewhere by the time that parts are hidden.
+    clear_place(at)?;
+    rustix::mount::mount(kind, at, kind, flags, Some(options.as_c_str())).step(&format!("mount {at}"))
+}
+
+/// Makes the directory `at`. A link, which only an imported image can have here, might lead elsewhere by the time that
+/// parts are hidden.
+fn clear_place(at: &str) -> Result<(), Failure> {
     if fs::symlink_metadata(at).is_ok_and(|found| !found.is_dir()) {
         fs::remove_file(at).step(&format!("clear {at}"))?;
     }
-    make_dir(at).step(&format!("make {at}"))?;
-    rustix::mount::mount(kind, at, kind, flags, Some(options.as_c_str())).step(&format!("mount {at}"))
+    make_dir(at).step(&format!("make {at}"))
+}
+
+/// Mounts a folder of /dev elsewhere.
+fn bind_part(folder: &str, at: &str) -> Result<(), Failure> {
+    use dorm_sys::mount::{NODEV, NOEXEC, NOSUID};
+    make_dir(folder).step(&format!("make {folder}"))?;
+    clear_place(at)?;
+    let bound = Detached::bind(Path::new(folder)).and_then(|part| {
+        part.set(NOSUID | NODEV, NOEXEC)?;
+        part.attach(at)
+    });
+    bound.step(&format!("mount {at}"))
 }
 
 fn attach(mount: Option<Detached>, at: &str) -> Result<(), Failure> {

@@ -9,8 +9,8 @@ use super::report::{Figure, Measurement, Samples};
 use super::{Bench, load};
 use crate::client::agent_path;
 
-const LIST: &str = "list of all agents";
-const LIST_FEW: &str = "list of a few agents";
+const LIST: &str = "dorm ls, all on disk";
+const LIST_FEW: &str = "dorm ls, few on disk";
 pub(super) const WAKE_ALONE: &str = "wake from disk, few on disk";
 pub(super) const WAKE_CROWDED: &str = "wake from disk, among all of them";
 
@@ -24,22 +24,24 @@ pub(super) async fn forks(bench: &Bench, count: u32) -> Result<Vec<Figure>> {
     let made = fork(bench, &agent, count, true).await?;
     let took = begun.elapsed();
     let names: std::collections::HashSet<&str> = made.iter().map(|fork| fork.name.as_str()).collect();
-    let all: Vec<Agent> = bench.client.get("/v1/agents").await?;
+    let all: Vec<Agent> = bench.client.get("/v1/agents?usage=true").await?;
     let of = |figure: fn(&Agent) -> Option<u64>| {
         let forks = all.iter().filter(|agent| names.contains(agent.name.as_str()));
         forks.filter_map(figure).sum::<u64>() as f64 / f64::from(count)
     };
-    let mut figures = vec![
+    let source = all.iter().find(|one| one.name == agent.name);
+    let source = source.and_then(|one| one.memory_used).unwrap_or(0) as f64;
+    let figures = vec![
         Figure::count("forks of one agent, with its memory", count),
         Figure::ms("time for each", took.as_secs_f64() * 1e3 / f64::from(count)),
         Figure::mib("RAM of each", of(|agent| agent.memory_used)),
-        Figure::mib("disk of each", of(|agent| agent.disk_used)),
+        Figure::mib("RAM of the agent that they are forks of", source),
+        // The files of the image are shared by all.
+        Figure::mib(
+            "disk of each",
+            of(|agent| Some(agent.disk_used? - agent.image_size.unwrap_or(0))),
+        ),
     ];
-    let source: Agent = bench.client.get(&agent_path(&agent.name, "")).await?;
-    figures.push(Figure::mib(
-        "RAM of the agent they are forks of",
-        source.memory_used.unwrap_or(0) as f64,
-    ));
     for fork in &made {
         bench.delete(&fork.name).await?;
     }
@@ -120,7 +122,7 @@ async fn list(bench: &Bench) -> Result<Samples> {
     let mut samples = Samples::new()?;
     for round in 0..=bench.slow_runs() {
         let begun = Instant::now();
-        let _: serde_json::Value = bench.client.get("/v1/agents").await?;
+        let _: serde_json::Value = bench.client.get("/v1/agents?usage=true").await?;
         if round > 0 {
             samples.add(begun.elapsed())?;
         }
