@@ -7,6 +7,7 @@ mod exec;
 mod files;
 mod host_files;
 mod load;
+mod peers;
 mod report;
 mod runc;
 mod snapshot;
@@ -85,15 +86,18 @@ enum What {
     Forks,
     /// Keep many agents on disk
     Hibernated,
+    /// Bring a container back by podman and by runsc, where they are installed
+    Peers,
 }
 
-const ALL: [What; 12] = [
+const ALL: [What; 13] = [
     What::Spawn,
     What::Exec,
     What::Runc,
     What::Create,
     What::Standby,
     What::Wake,
+    What::Peers,
     What::Snapshot,
     What::Homes,
     What::Forks,
@@ -161,6 +165,7 @@ impl Bench {
                 What::HostFiles => host_files::measure(&self.data)?,
                 What::Standby => standby::measure(self).await?,
                 What::Wake => wake::measure(self).await?,
+                What::Peers => peers::measure(&self.data, &self.template, self.slow_runs()),
                 What::Snapshot => snapshot::live(self).await?,
                 What::Homes => {
                     let measured;
