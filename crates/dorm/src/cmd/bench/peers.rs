@@ -18,7 +18,10 @@ const ASLEEP: [&str; 3] = ["/bin/sh", "-c", "while :; do sleep 1; done"];
 pub(super) fn measure(data: &Path, template: &Template, runs: u32) -> Vec<Measurement> {
     let rootfs = data.join("pool/templates").join(template.id.as_str());
     let one = |name, program: &str, round: fn(&Path, &str) -> Result<Duration>| {
-        let tried = Command::new(program).arg("--version").stdout(Stdio::null()).status();
+        let tried = Command::new(program)
+            .arg("--version")
+            .stdout(Stdio::null())
+            .status();
         if tried.is_err() {
             return Measurement::skipped(name, format!("{program} is not installed"));
         }
@@ -61,7 +64,17 @@ fn podman(rootfs: &Path, name: &str) -> Result<Duration> {
     let container = Container {
         remove: vec!["podman", "rm", "--force", "--time", "0", name],
     };
-    let run = ["podman", "run", "--detach", "--network", "none", "--name", name, "--rootfs", &rootfs];
+    let run = [
+        "podman",
+        "run",
+        "--detach",
+        "--network",
+        "none",
+        "--name",
+        name,
+        "--rootfs",
+        &rootfs,
+    ];
     call(&[&run[..], &ASLEEP].concat())?;
     call(&["podman", "container", "checkpoint", name])?;
     let begun = Instant::now();
@@ -80,7 +93,11 @@ fn runsc(rootfs: &Path, name: &str) -> Result<Duration> {
     };
     let (bundle, image, state) = (path("bundle")?, path("image")?, path("state")?);
     let spec = Command::new("runsc").arg("spec").current_dir(&bundle).output()?;
-    ensure!(spec.status.success(), "runsc spec: {}", String::from_utf8_lossy(&spec.stderr).trim());
+    ensure!(
+        spec.status.success(),
+        "runsc spec: {}",
+        String::from_utf8_lossy(&spec.stderr).trim()
+    );
     let file = Path::new(&bundle).join("config.json");
     let mut config: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
     config["process"]["terminal"] = json!(false);
@@ -97,7 +114,15 @@ fn runsc(rootfs: &Path, name: &str) -> Result<Duration> {
     with(&["run", "-detach", "-bundle", &bundle, name])?;
     with(&["checkpoint", "-image-path", &image, name])?;
     let begun = Instant::now();
-    with(&["restore", "-detach", "-bundle", &bundle, "-image-path", &image, &restored])?;
+    with(&[
+        "restore",
+        "-detach",
+        "-bundle",
+        &bundle,
+        "-image-path",
+        &image,
+        &restored,
+    ])?;
     let took = begun.elapsed();
     drop(containers);
     Ok(took)
@@ -117,7 +142,11 @@ fn call(command: &[&str]) -> Result<()> {
         let mut text = String::new();
         std::io::Seek::rewind(&mut errors)?;
         std::io::Read::read_to_string(&mut errors, &mut text)?;
-        anyhow::bail!("{} failed: {}", command[0], text.lines().last().unwrap_or_default());
+        anyhow::bail!(
+            "{} failed: {}",
+            command[0],
+            text.lines().last().unwrap_or_default()
+        );
     }
     Ok(())
 }

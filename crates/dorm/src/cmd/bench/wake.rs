@@ -1,9 +1,10 @@
 //! To disk and back, beside CRIU alone on the same image.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use dorm_engine::criu::bare::Bare;
 use dorm_server::api::types::Agent;
 use rustix::fs::{Advice, fadvise};
 
@@ -26,91 +27,77 @@ pub(super) async fn measure(bench: &Bench) -> Result<Vec<Measurement>> {
     }
     load::hold(bench, &agent.name, load::LARGE).await?;
     let guest = bench.client.guest(&agent.name, Some("root"));
-    let (mut hibernate, mut wake, mut wake_exec, mut cold) =
-        (Samples::new()?, Samples::new()?, Samples::new()?, Samples::new()?);
-    let local = bench.bare.as_ref().ok();
+    let bare = bench.bare.as_ref();
+    let with_criu = bare
+        .map_err(Clone::clone)
+        .and_then(|bare| bare.has_criu().map(|()| bare));
+    let mut samples = ALL.map(|_| Samples::new());
+    let mut note = |name: &str, took| {
+        let n = ALL.iter().position(|one| *one == name);
+        match n.map(|n| &mut samples[n]) {
+            Some(Ok(samples)) => samples.add(took),
+            _ => anyhow::bail!("{name} cannot be measured"),
+        }
+    };
     for round in 0..=bench.slow_runs() {
-        // The two kinds take turns, so that whatever else the machine does concerns both.
+        // All kinds take turns, so that whatever else the machine does concerns all.
         for in_cache in [true, false] {
             let begun = Instant::now();
             bench.ask(&agent.name, "/hibernate").await?;
             let slept = begun.elapsed();
-            match local {
-                Some(bare) if !in_cache => drop_from_cache(&bare.image_of(&agent.id)?)?,
-                None if !in_cache => continue,
-                _ => {}
+            let alone = match with_criu {
+                Ok(bare) => Some(restored_alone(bench, bare, &agent, in_cache).await?),
+                Err(_) => None,
+            };
+            if let (Ok(bare), false) = (bare, in_cache) {
+                drop_from_cache(&bare.image_of(&agent.id)?)?;
             }
             let begun = Instant::now();
             bench.ask(&agent.name, "/wake").await?;
             let woke = begun.elapsed();
             exec::run_true(&guest).await?;
+            let ran = begun.elapsed();
             // The first round fills caches.
             if round == 0 {
                 continue;
             }
-            hibernate.add(slept)?;
+            note(HIBERNATE, slept)?;
+            note(if in_cache { WAKE } else { WAKE_COLD }, woke)?;
             if in_cache {
-                wake.add(woke)?;
-                wake_exec.add(begun.elapsed())?;
-            } else {
-                cold.add(woke)?;
+                note(WAKE_EXEC, ran)?;
+            }
+            if let Some(alone) = alone {
+                note(if in_cache { RESTORE } else { RESTORE_COLD }, alone)?;
             }
         }
     }
     load::still_held(bench, &agent.name).await?;
-    let mut measured = vec![
-        Measurement::new(HIBERNATE, &hibernate, None),
-        Measurement::new(WAKE, &wake, None),
-        Measurement::new(WAKE_EXEC, &wake_exec, None),
-    ];
-    measured.push(match local {
-        Some(_) => Measurement::new(WAKE_COLD, &cold, None),
-        None => Measurement::skipped(
-            WAKE_COLD,
-            "the images are on another machine, or not for this user",
-        ),
-    });
-    measured.extend(alone(bench, &agent).await?);
     bench.delete(&agent.name).await?;
+    let mut measured = Vec::new();
+    for (name, samples) in ALL.into_iter().zip(samples) {
+        let why = match name {
+            WAKE_COLD => bare.err(),
+            RESTORE | RESTORE_COLD => with_criu.as_ref().err(),
+            _ => None,
+        };
+        measured.push(match why {
+            Some(why) => Measurement::skipped(name, why),
+            None => Measurement::new(name, &samples?, None),
+        });
+    }
     Ok(measured)
 }
 
-/// CRIU alone, on the image and the home of the agent, which is not to be woken afterwards.
-async fn alone(bench: &Bench, agent: &Agent) -> Result<Vec<Measurement>> {
-    let skipped = |why: &String| {
-        Ok([RESTORE, RESTORE_COLD]
-            .map(|name| Measurement::skipped(name, why))
-            .into())
-    };
-    let bare = match &bench.bare {
-        Ok(bare) => bare,
-        Err(why) => return skipped(why),
-    };
-    if let Err(why) = bare.has_criu() {
-        return skipped(&why);
-    }
-    bench.ask(&agent.name, "/hibernate").await?;
+/// CRIU alone, on the image and the home of the agent, both of which stay as they are.
+async fn restored_alone(bench: &Bench, bare: &Bare, agent: &Agent, in_cache: bool) -> Result<Duration> {
     let image = bare.image_of(&agent.id)?;
-    let (mut warm, mut cold) = (Samples::new()?, Samples::new()?);
-    for round in 0..=bench.slow_runs() {
-        for in_cache in [true, false] {
-            if !in_cache {
-                drop_from_cache(&image)?;
-            }
-            let (bare, id, image) = (bare.clone(), agent.id.clone(), image.clone());
-            let took = bench
-                .unbroken(async move { bare.restore(&id, &image).await })
-                .await?;
-            let samples = if in_cache { &mut warm } else { &mut cold };
-            if round > 0 {
-                samples.add(took)?;
-            }
-        }
+    if !in_cache {
+        drop_from_cache(&image)?;
     }
-    Ok(vec![
-        Measurement::new(RESTORE, &warm, None),
-        Measurement::new(RESTORE_COLD, &cold, None),
-    ])
+    let (bare, id) = (bare.clone(), agent.id.clone());
+    bench
+        .unbroken(async move { bare.restore(&id, &image).await })
+        .await
 }
 
 /// What is on disk can be dropped from memory.
