@@ -21,7 +21,7 @@ macro_rules! features {
 }
 
 features![
-    agents, api, crash, docs, exec, files, hibernate, isolation, limits, network, policy, ports, runner,
+    agents, api, crash, docs, e2b, exec, files, hibernate, isolation, limits, network, policy, ports, runner,
     scale, sleep, streams, survivors, templates, workloads
 ];
 

@@ -9,8 +9,10 @@ use dorm_engine::{BoxRecord, Env, Id, Limits};
 use serde::{Deserialize, Serialize};
 
 mod sandbox;
+mod secret;
 
 pub use sandbox::{OnTimeout, Origin, PauseMode, SandboxRecord, VolumeMount};
+pub use secret::SecretRecord;
 
 /// Milliseconds since 1970, as every time in dorm is kept.
 pub fn now() -> i64 {

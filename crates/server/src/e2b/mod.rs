@@ -18,6 +18,7 @@ mod metrics;
 mod network;
 mod resources;
 mod sandboxes;
+mod secrets;
 mod sleep;
 mod snapshots;
 mod templates;
@@ -48,6 +49,11 @@ pub(crate) fn router(state: &AppState) -> Router<AppState> {
         .route("/sandboxes/{id}/fork", post(fork::fork))
         .route("/sandboxes/{id}/network", put(network::replace))
         .route("/snapshots", get(snapshots::list))
+        .route("/secrets", post(secrets::create).get(secrets::list))
+        .route(
+            "/secrets/{secret}",
+            get(secrets::show).post(secrets::update).delete(secrets::delete),
+        )
         .route("/templates/{id}", delete(templates::delete))
         .route_layer(from_fn_with_state(state.clone(), extract::require_key))
 }

@@ -395,6 +395,7 @@ macro_rules! conformance {
             a_secret_of_the_server_is_made_once
             a_sandbox_comes_changes_and_goes_with_its_agent
             a_kept_snapshot_outlives_its_agent
+            a_secret_is_kept_changed_and_deleted_in_its_workspace
             agents_made_at_once_get_different_slots
             a_rebuilt_template_replaces_the_one_of_its_name
             templates_are_listed_by_name_and_deleted_once

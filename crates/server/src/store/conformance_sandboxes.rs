@@ -8,8 +8,8 @@ use dorm_engine::network::Policy;
 use super::conformance::{SLOTS, new_agent};
 use super::{Store, StoreError};
 use crate::records::{
-    NewAgentRecord, OnTimeout, Origin, PauseMode, Reach, SandboxRecord, SnapshotKind, SnapshotRecord,
-    VolumeMount,
+    NewAgentRecord, OnTimeout, Origin, PauseMode, Reach, SandboxRecord, SecretRecord, SnapshotKind,
+    SnapshotRecord, VolumeMount, Workspace,
 };
 
 fn sandbox() -> SandboxRecord {
@@ -98,4 +98,45 @@ pub(super) async fn a_kept_snapshot_outlives_its_agent(store: &dyn Store) {
     assert_eq!(store.snapshots_of(&profile.id).await.unwrap().len(), 2);
     store.delete_snapshot(&kept.id).await.unwrap();
     assert_eq!(store.snapshots().await.unwrap().len(), 1);
+}
+
+pub(super) async fn a_secret_is_kept_changed_and_deleted_in_its_workspace(store: &dyn Store) {
+    let workspace = Workspace::default();
+    let secret = SecretRecord {
+        id: Id::random(),
+        workspace: workspace.clone(),
+        name: "token".to_owned(),
+        value: "hush".to_owned(),
+        version: 1,
+        metadata: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
+        created: 1,
+        updated: 1,
+    };
+    assert!(!format!("{secret:?}").contains("hush"));
+    store.insert_secret(&secret).await.unwrap();
+    let twin = SecretRecord {
+        id: Id::random(),
+        ..secret.clone()
+    };
+    let taken = store.insert_secret(&twin).await;
+    assert!(
+        matches!(taken, Err(StoreError::AlreadyExists { .. })),
+        "{taken:?}"
+    );
+    let changed = SecretRecord {
+        value: "other".to_owned(),
+        version: 2,
+        updated: 5,
+        ..secret.clone()
+    };
+    store.update_secret(&changed).await.unwrap();
+    assert_eq!(store.secrets(&workspace).await.unwrap(), [changed]);
+    let other = Workspace::new("other");
+    assert!(store.secrets(&other).await.unwrap().is_empty());
+    for (workspace, id) in [(&other, &secret.id), (&workspace, &twin.id)] {
+        let missing = store.delete_secret(workspace, id).await;
+        assert!(matches!(missing, Err(StoreError::NotFound { .. })), "{missing:?}");
+    }
+    store.delete_secret(&workspace, &secret.id).await.unwrap();
+    assert!(store.secrets(&workspace).await.unwrap().is_empty());
 }

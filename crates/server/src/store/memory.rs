@@ -10,8 +10,8 @@ use dorm_engine::network::Policy;
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
     AgentRecord, BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, KeyRecord,
-    NewAgentRecord, Origin, Profile, Reach, SandboxRecord, Slots, SnapshotRecord, State, Status,
-    TemplateRecord, Workspace,
+    NewAgentRecord, Origin, Profile, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord, State,
+    Status, TemplateRecord, Workspace,
 };
 
 #[derive(Default)]
@@ -27,6 +27,7 @@ struct Tables {
     snapshots: Vec<SnapshotRecord>,
     secrets: BTreeMap<String, [u8; 32]>,
     sandboxes: Vec<(Id, SandboxRecord)>,
+    workspace_secrets: Vec<SecretRecord>,
     fail_changes_to: Option<State>,
     fail_images: bool,
     commits: u64,
@@ -305,6 +306,48 @@ impl Store for MemoryStore {
         let mut tables = self.tables();
         let found = tables.sandboxes.iter_mut().find(|(known, _)| known == agent);
         found.ok_or_else(|| missing("sandbox", agent.as_str()))?.1 = sandbox.clone();
+        Ok(())
+    }
+
+    async fn insert_secret(&self, secret: &SecretRecord) -> Result<()> {
+        let mut tables = self.tables();
+        let same = |known: &&SecretRecord| known.workspace == secret.workspace && known.name == secret.name;
+        if tables.workspace_secrets.iter().any(|known| same(&known)) {
+            return Err(StoreError::AlreadyExists {
+                kind: "a secret",
+                name: secret.name.clone(),
+            });
+        }
+        tables.workspace_secrets.push(secret.clone());
+        Ok(())
+    }
+
+    async fn secrets(&self, workspace: &Workspace) -> Result<Vec<SecretRecord>> {
+        let tables = self.tables();
+        let of = tables
+            .workspace_secrets
+            .iter()
+            .filter(|one| one.workspace == *workspace);
+        Ok(of.cloned().collect())
+    }
+
+    async fn update_secret(&self, secret: &SecretRecord) -> Result<()> {
+        let mut tables = self.tables();
+        let found = tables
+            .workspace_secrets
+            .iter_mut()
+            .find(|one| one.id == secret.id);
+        *found.ok_or_else(|| missing("secret", secret.id.as_str()))? = secret.clone();
+        Ok(())
+    }
+
+    async fn delete_secret(&self, workspace: &Workspace, id: &Id) -> Result<()> {
+        let mut tables = self.tables();
+        let all = &mut tables.workspace_secrets;
+        let found = all
+            .iter()
+            .position(|one| one.id == *id && one.workspace == *workspace);
+        all.remove(found.ok_or_else(|| missing("secret", id.as_str()))?);
         Ok(())
     }
 

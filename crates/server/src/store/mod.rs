@@ -9,7 +9,7 @@ use dorm_engine::network::Policy;
 
 use crate::records::{
     AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Origin, Reach,
-    SandboxRecord, Slots, SnapshotRecord, TemplateRecord, Workspace,
+    SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, Workspace,
 };
 
 #[cfg(test)]
@@ -101,6 +101,13 @@ pub trait Store: Send + Sync + 'static {
     /// What the E2B API added to agents.
     async fn sandboxes(&self) -> Result<Vec<(Id, SandboxRecord)>>;
     async fn set_sandbox(&self, agent: &Id, sandbox: &SandboxRecord) -> Result<()>;
+
+    async fn insert_secret(&self, secret: &SecretRecord) -> Result<()>;
+    /// Oldest first.
+    async fn secrets(&self, workspace: &Workspace) -> Result<Vec<SecretRecord>>;
+    /// Gives it the value, version, metadata and time of `secret`.
+    async fn update_secret(&self, secret: &SecretRecord) -> Result<()>;
+    async fn delete_secret(&self, workspace: &Workspace, id: &Id) -> Result<()>;
 
     async fn insert_hold(&self, hold: &HoldRecord) -> Result<()>;
     /// Of all agents, oldest first.

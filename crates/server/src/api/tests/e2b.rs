@@ -457,3 +457,32 @@ async fn network_settings_are_replaced_as_a_whole() {
     let open = server.sandbox(json!({})).await;
     assert!(open["trafficAccessToken"].is_null());
 }
+
+#[tokio::test]
+async fn a_secret_goes_in_and_never_out() {
+    let server = Server::new().await;
+    let (status, made) = server
+        .post(
+            "/secrets",
+            json!({ "name": "token", "value": "hush", "metadata": { "a": "b" } }),
+        )
+        .await;
+    assert_eq!(status, StatusCode::CREATED, "{made}");
+    assert_eq!(
+        (&made["currentVersion"], &made["metadata"]),
+        (&json!(1), &json!({ "a": "b" }))
+    );
+    let (status, _) = server
+        .post("/secrets", json!({ "name": "token", "value": "x" }))
+        .await;
+    assert_eq!(status, StatusCode::CONFLICT);
+    let (_, changed) = server.post("/secrets/token", json!({ "value": "new" })).await;
+    assert_eq!(changed["currentVersion"], 2);
+    let path = format!("/secrets/{}", made["secretID"].as_str().unwrap());
+    assert_eq!(server.get(&path).await.1, changed);
+    let (_, listed) = server.get("/secrets?limit=5").await;
+    assert_eq!(listed, json!([changed]));
+    assert!(!listed.to_string().contains("hush"));
+    assert_eq!(server.delete(&path).await.0, StatusCode::NO_CONTENT);
+    assert_eq!(server.delete(&path).await.0, StatusCode::NOT_FOUND);
+}

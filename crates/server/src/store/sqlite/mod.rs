@@ -15,7 +15,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
     AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Origin, Reach,
-    SandboxRecord, Slots, SnapshotRecord, TemplateRecord, Workspace,
+    SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, Workspace,
 };
 
 mod agents;
@@ -23,6 +23,7 @@ mod holds;
 mod keys;
 mod rows;
 mod sandboxes;
+mod secrets;
 mod snapshots;
 mod templates;
 #[cfg(test)]
@@ -162,6 +163,22 @@ impl Store for SqliteStore {
 
     async fn set_sandbox(&self, agent: &Id, sandbox: &SandboxRecord) -> Result<()> {
         self.do_set_sandbox(agent, sandbox).await
+    }
+
+    async fn insert_secret(&self, secret: &SecretRecord) -> Result<()> {
+        self.do_insert_secret(secret).await
+    }
+
+    async fn secrets(&self, workspace: &Workspace) -> Result<Vec<SecretRecord>> {
+        self.all_secrets(workspace).await
+    }
+
+    async fn update_secret(&self, secret: &SecretRecord) -> Result<()> {
+        self.do_update_secret(secret).await
+    }
+
+    async fn delete_secret(&self, workspace: &Workspace, id: &Id) -> Result<()> {
+        self.do_delete_secret(workspace, id).await
     }
 
     async fn insert_hold(&self, hold: &HoldRecord) -> Result<()> {

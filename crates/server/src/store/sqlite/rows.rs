@@ -10,7 +10,7 @@ use sqlx::sqlite::SqliteRow;
 use super::{Result, StoreError};
 use crate::records::{
     AgentRecord, AgentSpec, EventRecord, HoldRecord, KeyRecord, Lifetime, Profile, SandboxRecord,
-    SnapshotRecord, State, Status, TemplateRecord, Workspace,
+    SecretRecord, SnapshotRecord, State, Status, TemplateRecord, Workspace,
 };
 
 /// Reads the columns of one row and collects what is wrong with them.
@@ -228,6 +228,23 @@ pub(super) fn template(row: &SqliteRow) -> Result<TemplateRecord> {
         })
     })();
     record.ok_or_else(|| damaged("template", row, columns))
+}
+
+pub(super) fn secret(row: &SqliteRow) -> Result<SecretRecord> {
+    let mut columns = Columns::of(row);
+    let record = (|| {
+        Some(SecretRecord {
+            id: columns.parse("id")?,
+            workspace: Workspace::new(&columns.get::<String>("workspace")?),
+            name: columns.get("name")?,
+            value: columns.get("value")?,
+            version: columns.get("version")?,
+            metadata: columns.json("metadata")?,
+            created: columns.get("created")?,
+            updated: columns.get("updated")?,
+        })
+    })();
+    record.ok_or_else(|| damaged("secret", row, columns))
 }
 
 pub(super) fn key(row: &SqliteRow) -> Result<KeyRecord> {

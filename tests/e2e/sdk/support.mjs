@@ -1,0 +1,12 @@
+// What the scripts share.
+import assert from 'node:assert/strict'
+
+export async function until(what, condition, seconds = 30) {
+  const end = Date.now() + seconds * 1000
+  while (Date.now() < end) {
+    const value = await condition()
+    if (value) return value
+    await new Promise((done) => setTimeout(done, 50))
+  }
+  assert.fail(`never: ${what}`)
+}
