@@ -81,11 +81,13 @@ fn run(server: &Server, sdk: &Sdk, script: &str, args: &[&str]) -> Result<String
 }
 
 fn python(script: &str) -> Result<()> {
-    run(&Server::shared()?, &Sdk::Python, script, &[]).map(drop)
+    let server = Server::shared()?;
+    run(&server, &Sdk::Python, script, &[]).map(drop)
 }
 
 fn node(script: &str) -> Result<()> {
-    run(&Server::shared()?, &Sdk::Node, script, &[]).map(drop)
+    let server = Server::shared()?;
+    run(&server, &Sdk::Node, script, &[]).map(drop)
 }
 
 fn the_python_sdk_creates_finds_pauses_and_kills_sandboxes() -> Result<()> {
@@ -113,7 +115,8 @@ fn the_asynchronous_python_sdk_does_all_of_it() -> Result<()> {
 }
 
 fn the_oldest_python_sdk_creates_pauses_and_resumes() -> Result<()> {
-    run(&Server::shared()?, &Sdk::OldPython, "old.py", &[]).map(drop)
+    let server = Server::shared()?;
+    run(&server, &Sdk::OldPython, "old.py", &[]).map(drop)
 }
 
 fn the_javascript_sdk_creates_finds_pauses_and_kills_sandboxes() -> Result<()> {

@@ -69,6 +69,10 @@ impl Drop for Assumed {
         if set_fs_ids(0, 0).is_err() || set_groups(&self.groups).is_err() {
             std::process::abort();
         }
+        // A change of user marks the memory of all threads as not to be dumped, and a box that came back from disk could
+        // not be saved again.
+        // SAFETY: takes integers. The real and effective ids of a thread are never a user's, so that no user may trace it.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) };
     }
 }
 

@@ -25,10 +25,10 @@ git.checkout_branch("/home/user/work", "main")
 git.delete_branch("/home/user/work", "side")
 assert git.branches("/home/user/work").branches == ["main"]
 
-with fails(GitUpstreamException):
-    git.push("/home/user/work")
 git.remote_add("/home/user/work", "origin", "/home/user/origin.git")
 assert git.remote_get("/home/user/work", "origin") == "/home/user/origin.git"
+with fails(GitUpstreamException):
+    git.push("/home/user/work")
 git.push("/home/user/work", remote="origin", branch="main", set_upstream=True)
 git.clone("/home/user/origin.git", path="/home/user/copy", branch="main")
 assert box.files.read("copy/file") == "one\n"

@@ -9,6 +9,7 @@ from e2b import (
     Sandbox,
     SandboxException,
     SandboxNotFoundException,
+    SandboxNotRunningException,
     SandboxQuery,
     SandboxState,
 )
@@ -74,7 +75,7 @@ assert listed(state=[SandboxState.PAUSED]) == [box.sandbox_id]
 with fails(SandboxNotFoundException):
     box.set_timeout(60)
 assert not box.is_running()
-with fails(SandboxNotFoundException):
+with fails(SandboxNotRunningException):
     box.commands.run("true")
 again = Sandbox.connect(box.sandbox_id, timeout=600)
 assert again.sandbox_id == box.sandbox_id
@@ -99,7 +100,7 @@ assert box.get_info().end_at < end
 assert box.pause(keep_memory=False)
 box.connect()
 assert box.files.read("/home/user/cycle-2") == "2"
-assert box.commands.run("pgrep -f keeper.py || true").stdout == ""
+assert box.commands.run("pgrep -f [k]eeper.py || true").stdout == ""
 changed = box.commands.run(BOOT_ID).stdout
 assert changed != boot, "a pause without memory keeps the boot id"
 
@@ -107,7 +108,7 @@ assert changed != boot, "a pause without memory keeps the boot id"
 secret, pid = start_keeper(box)
 assert box.pause(mode="full", strict=True)
 box.connect(on_resume="reboot")
-assert box.commands.run("pgrep -f keeper.py || true").stdout == ""
+assert box.commands.run("pgrep -f [k]eeper.py || true").stdout == ""
 
 # At the end of its time it is paused, and a request wakes it if it may.
 auto = made_with(timeout=300, lifecycle={"on_timeout": "pause", "auto_resume": True})
@@ -166,7 +167,7 @@ assert not twin.get_metrics(start=at - 2 * hour, end=at - hour)
 assert twin.kill() is True
 assert twin.kill() is False
 assert not twin.is_running()
-with fails(SandboxNotFoundException):
+with fails(SandboxNotRunningException):
     twin.commands.run("true")
 assert Sandbox.kill(box.sandbox_id) is True
 with fails(SandboxNotFoundException):

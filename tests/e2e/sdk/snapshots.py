@@ -52,7 +52,7 @@ for template in (snapshot.snapshot_id, name):
     copy.kill()
 fresh = Sandbox.create(files_only.snapshot_id, timeout=120)
 assert fresh.files.read("file") == "at the snapshot"
-assert fresh.commands.run("pgrep -f keeper.py || true").stdout == ""
+assert fresh.commands.run("pgrep -f [k]eeper.py || true").stdout == ""
 fresh.kill()
 assert Sandbox.delete_snapshot(snapshot.snapshot_id) is True
 assert Sandbox.delete_snapshot(snapshot.snapshot_id) is False

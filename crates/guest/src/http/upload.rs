@@ -1,5 +1,6 @@
 //! `POST /files`: files written in place, as a program in the box would, so that modes, links and watchers behave.
 
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -27,11 +28,15 @@ const IN_FLIGHT: usize = 8;
 
 pub(super) type Bytestream = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
+type Metadata = BTreeMap<String, String>;
+
 #[derive(Serialize)]
 struct Written {
     path: String,
     name: String,
     r#type: &'static str,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: Metadata,
 }
 
 /// The body's bytes, unpacked if they came compressed.
@@ -53,7 +58,7 @@ pub(super) fn bytes_of(headers: &HeaderMap, body: Incoming) -> Result<Bytestream
 }
 
 /// `X-Metadata-Name: value` becomes the metadata `name`.
-fn metadata(headers: &HeaderMap) -> Result<Vec<(String, String)>, Failure> {
+fn metadata(headers: &HeaderMap) -> Result<Metadata, Failure> {
     let named = headers
         .iter()
         .filter_map(|(k, v)| Some((k.as_str().strip_prefix("x-metadata-")?, v)));
@@ -72,16 +77,21 @@ struct Writer {
     chunks: mpsc::Sender<Bytes>,
     thread: JoinHandle<io::Result<()>>,
     path: PathBuf,
+    metadata: Metadata,
 }
 
 impl Writer {
-    fn start(user: User, path: PathBuf, metadata: Vec<(String, String)>) -> Self {
+    fn start(user: User, path: PathBuf, metadata: Metadata) -> Self {
         let (chunks, received) = mpsc::channel(IN_FLIGHT);
-        let target = path.clone();
-        let thread = tokio::task::spawn_blocking(move || {
-            identity::with(&user, || write(&target, received, &metadata))
-        });
-        Self { chunks, thread, path }
+        let (target, tags) = (path.clone(), metadata.clone());
+        let thread =
+            tokio::task::spawn_blocking(move || identity::with(&user, || write(&target, received, &tags)));
+        Self {
+            chunks,
+            thread,
+            path,
+            metadata,
+        }
     }
 
     /// False if the thread has given up; `finish` says why.
@@ -97,13 +107,14 @@ impl Writer {
                 name: path::name(&self.path),
                 path,
                 r#type: "file",
+                metadata: self.metadata,
             }),
             Err(e) => Err(Failure::file(&path, &e)),
         }
     }
 }
 
-fn write(path: &Path, mut chunks: mpsc::Receiver<Bytes>, metadata: &[(String, String)]) -> io::Result<()> {
+fn write(path: &Path, mut chunks: mpsc::Receiver<Bytes>, metadata: &Metadata) -> io::Result<()> {
     // Without waiting, because a pipe would wait for its reader.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let open = || {
@@ -167,7 +178,11 @@ pub(super) async fn answer(
     };
     crate::memory::trim_soon();
     match written {
-        Ok(written) => Ok(body::json(StatusCode::OK, &written)),
+        Ok(written) => {
+            // A form may end before the body does: if the rest came after the answer, it would meet a closed connection.
+            while let Some(Ok(_)) = bytes.next().await {}
+            Ok(body::json(StatusCode::OK, &written))
+        }
         Err(failure) => {
             drain(bytes);
             Err(failure)
@@ -188,7 +203,7 @@ fn cut_off(e: impl std::fmt::Display) -> Failure {
 async fn single(
     user: &User,
     given: &str,
-    metadata: Vec<(String, String)>,
+    metadata: Metadata,
     bytes: &mut Bytestream,
 ) -> Result<Written, Failure> {
     let writer = Writer::start(user.clone(), path::resolve(user, given), metadata);
@@ -203,7 +218,7 @@ async fn single(
 async fn multipart(
     user: &User,
     named: Option<&str>,
-    metadata: &[(String, String)],
+    metadata: &Metadata,
     bytes: &mut Bytestream,
     boundary: String,
 ) -> Result<Vec<Written>, Failure> {
@@ -223,7 +238,7 @@ async fn multipart(
             .filter(|p| !p.is_empty() && !p.contains('\0'));
         let given =
             given.ok_or_else(|| Failure::bad_request("a file has no path: give it as its filename"))?;
-        let writer = Writer::start(user.clone(), path::resolve(user, given), metadata.to_vec());
+        let writer = Writer::start(user.clone(), path::resolve(user, given), metadata.clone());
         while let Some(chunk) = field.chunk().await.map_err(cut_off)? {
             if !writer.send(chunk).await {
                 break;
