@@ -44,6 +44,7 @@ while True:
 
 def start_keeper(sandbox):
     """Gives its secret, and its pid."""
+    sandbox.commands.run("rm -f /tmp/keeps")
     sandbox.files.write("/tmp/keeper.py", KEEPER)
     handle = sandbox.commands.run("exec python3 /tmp/keeper.py", background=True, timeout=0)
     until("the keeper runs", lambda: sandbox.files.exists("/tmp/keeps"))

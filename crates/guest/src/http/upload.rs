@@ -39,7 +39,7 @@ struct Written {
     metadata: Metadata,
 }
 
-/// The body's bytes, unpacked if they came compressed.
+/// The body's bytes, unpacked if they came compressed. May be asked again after their end.
 pub(super) fn bytes_of(headers: &HeaderMap, body: Incoming) -> Result<Bytestream, Failure> {
     let plain = BodyStream::new(body).filter_map(|frame| async {
         match frame {
@@ -48,8 +48,8 @@ pub(super) fn bytes_of(headers: &HeaderMap, body: Incoming) -> Result<Bytestream
         }
     });
     match headers.get(header::CONTENT_ENCODING).map(|v| v.as_bytes()) {
-        None | Some(b"identity") => Ok(Box::pin(plain)),
-        Some(b"gzip") => Ok(Box::pin(gzip::decode(Box::pin(plain)))),
+        None | Some(b"identity") => Ok(Box::pin(plain.fuse())),
+        Some(b"gzip") => Ok(Box::pin(gzip::decode(Box::pin(plain)).fuse())),
         Some(other) => Err(Failure::bad_request(format!(
             "content encoding '{}' is not known",
             String::from_utf8_lossy(other)
