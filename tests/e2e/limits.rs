@@ -11,6 +11,7 @@ harness::tests![
     files_in_memory_count_as_memory,
     a_box_whose_guest_is_squeezed_answers_again,
     a_full_disk_is_told_and_can_be_emptied,
+    a_rollback_does_not_begin_the_quota_anew,
     a_million_files_end_at_the_quota,
     what_the_host_counts_by_user_is_counted_by_box,
     terminals_of_a_box_have_an_end,
@@ -104,6 +105,24 @@ fn a_full_disk_is_told_and_can_be_emptied() -> Result<()> {
     })?;
     agent.stop()?;
     ensure!(agent.root_text("stat -c %s /root/new")? == (8 << 20).to_string());
+    Ok(())
+}
+
+fn a_rollback_does_not_begin_the_quota_anew() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent_with("twice", &["--disk", "96M"])?;
+    let write = |agent: &Agent, name: &str| agent.root(&format!("head -c 56M /dev/urandom > /root/{name} && sync"));
+    write(&agent, "one")?.succeeded()?;
+    let snapshot = server.dorm(&["snapshot", &agent.name, "--files-only"])?.text()?.trim().to_owned();
+    server.dorm(&["rollback", &agent.name, &snapshot])?.succeeded()?;
+    ensure!(number(&agent.stats()?, "disk_used")? > 48 << 20, "{}", agent.stats()?);
+    ensure!(number(&agent.stats()?, "disk_limit")? == 96 << 20, "{}", agent.stats()?);
+    ensure!(write(&agent, "two")?.code != 0, "it has 112M on a disk of 96M");
+    // What a fork shares with its source is not its own.
+    let name = format!("{}-fork", agent.name);
+    server.dorm(&["fork", &agent.name, &name, "--from", &snapshot, "--files-only"])?.succeeded()?;
+    let fork = server.adopt(&name)?;
+    write(&fork, "two")?.succeeded()?;
     Ok(())
 }
 

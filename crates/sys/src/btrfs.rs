@@ -51,6 +51,19 @@ struct QgroupLimit {
 }
 
 #[repr(C)]
+struct QgroupCreate {
+    create: u64,
+    qgroupid: u64,
+}
+
+#[repr(C)]
+struct QgroupAssign {
+    assign: u64,
+    source: u64,
+    destination: u64,
+}
+
+#[repr(C)]
 struct FsInfo {
     max_id: u64,
     num_devices: u64,
@@ -203,10 +216,64 @@ pub fn enable_quota(filesystem: BorrowedFd<'_>) -> io::Result<bool> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Limits what subvolume `id` may hold for itself alone.
-pub fn limit_subvolume(filesystem: BorrowedFd<'_>, id: u64, bytes: u64) -> io::Result<()> {
+/// What quotas are counted for: a subvolume, or a group of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counted {
+    Subvolume(u64),
+    /// By a number of 48 bits that the caller chooses.
+    Group(u64),
+}
+
+impl Counted {
+    fn number(self) -> u64 {
+        match self {
+            Self::Subvolume(id) => id,
+            Self::Group(number) => 1 << 48 | number & ((1 << 48) - 1),
+        }
+    }
+
+    /// The name of its directory under /sys/fs/btrfs/UUID/qgroups.
+    pub fn directory(self) -> String {
+        format!("{}_{}", self.number() >> 48, self.number() & ((1 << 48) - 1))
+    }
+}
+
+/// Makes the group `number` if it is not there, and counts the subvolume `id` in it.
+pub fn join_group(filesystem: BorrowedFd<'_>, id: u64, number: u64) -> io::Result<()> {
+    let there = |done: io::Result<()>| match done {
+        Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+        done => done,
+    };
+    let group = Counted::Group(number).number();
+    let mut create = QgroupCreate {
+        create: 1,
+        qgroupid: group,
+    };
+    // SAFETY: BTRFS_IOC_QGROUP_CREATE takes btrfs_ioctl_qgroup_create_args.
+    there(unsafe { call(filesystem, ioc(WRITE, 42, size_of::<QgroupCreate>()), &mut create) })?;
+    let mut assign = QgroupAssign {
+        assign: 1,
+        source: id,
+        destination: group,
+    };
+    // SAFETY: BTRFS_IOC_QGROUP_ASSIGN takes btrfs_ioctl_qgroup_assign_args.
+    there(unsafe { call(filesystem, ioc(WRITE, 41, size_of::<QgroupAssign>()), &mut assign) })
+}
+
+/// Removes the group `number`. One that still counts something stays, with an error.
+pub fn remove_group(filesystem: BorrowedFd<'_>, number: u64) -> io::Result<()> {
+    let mut args = QgroupCreate {
+        create: 0,
+        qgroupid: Counted::Group(number).number(),
+    };
+    // SAFETY: BTRFS_IOC_QGROUP_CREATE takes btrfs_ioctl_qgroup_create_args.
+    unsafe { call(filesystem, ioc(WRITE, 42, size_of::<QgroupCreate>()), &mut args) }
+}
+
+/// Limits what a subvolume or a group may hold for itself alone.
+pub fn limit(filesystem: BorrowedFd<'_>, counted: Counted, bytes: u64) -> io::Result<()> {
     let mut args = QgroupLimit {
-        qgroupid: id,
+        qgroupid: counted.number(),
         flags: LIMIT_MAX_EXCLUSIVE,
         max_rfer: 0,
         max_excl: bytes,

@@ -21,6 +21,7 @@ mod archive;
 mod bootstrap;
 pub mod oci;
 mod pool;
+mod quota;
 mod snapshot;
 pub mod unpack;
 
@@ -61,6 +62,7 @@ impl Pool {
             launcher: launcher.to_owned(),
         };
         pool.sweep_incoming();
+        pool.sweep_groups();
         Ok(pool)
     }
 
@@ -105,11 +107,6 @@ impl Pool {
             .map_err(EngineError::io(format!("cannot open the pool's {name}")))
     }
 
-    fn set_limit_of(&self, home: &File, disk: u64) -> io::Result<()> {
-        let subvolume = btrfs::subvolume_id(home.as_fd())?;
-        btrfs::limit_subvolume(self.filesystem.directory.as_fd(), subvolume, disk)
-    }
-
     fn ids_in(&self, name: &str) -> Result<Vec<Id>> {
         let failed = || EngineError::io(format!("cannot list the pool's {name}"));
         let mut ids = Vec::new();
@@ -151,7 +148,7 @@ impl Homes for Pool {
             let homes = pool.directory("homes")?;
             btrfs::snapshot(source.as_fd(), homes.as_fd(), OsStr::new(id.as_str()), false)
                 .map_err(pool.no_space_or("cannot make the home"))?;
-            let limited = File::open(pool.home_path(&id)).and_then(|home| pool.set_limit_of(&home, disk));
+            let limited = File::open(pool.home_path(&id)).and_then(|home| pool.limit(&home, &id, disk));
             limited.map_err(|e| {
                 let _ = pool.delete_in("homes", &id);
                 EngineError::io("cannot limit the home")(e)
@@ -167,38 +164,13 @@ impl Homes for Pool {
 
     async fn usage(&self, id: &Id) -> Result<HomeUsage> {
         let id = id.clone();
-        self.blocking(move |pool| {
-            // A template shares what it holds with the homes made from it, and may share it with another template.
-            let (opened, measure) = match File::open(pool.home_path(&id)) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                    (File::open(pool.template_path(&id)), "referenced")
-                }
-                home => (home, "exclusive"),
-            };
-            let home = match opened {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(EngineError::NoHome(id)),
-                opened => opened.map_err(EngineError::io("cannot open the home"))?,
-            };
-            let failed = || EngineError::io("cannot measure the home");
-            let subvolume = btrfs::subvolume_id(home.as_fd()).map_err(failed())?;
-            let read = |name: &str| {
-                let uuid = &pool.filesystem.uuid;
-                let file = format!("/sys/fs/btrfs/{uuid}/qgroups/0_{subvolume}/{name}");
-                let text = fs::read_to_string(file).map_err(failed())?;
-                text.trim().parse().map_err(|e| failed()(io::Error::other(e)))
-            };
-            Ok(HomeUsage {
-                used: read(measure)?,
-                limit: read("max_exclusive")?,
-            })
-        })
-        .await
+        self.blocking(move |pool| pool.measure(&id)).await
     }
 
     async fn set_limit(&self, id: &Id, disk: u64) -> Result<()> {
         let id = id.clone();
         self.blocking(move |pool| {
-            let limited = File::open(pool.home_path(&id)).and_then(|home| pool.set_limit_of(&home, disk));
+            let limited = File::open(pool.home_path(&id)).and_then(|home| pool.limit(&home, &id, disk));
             limited.map_err(EngineError::io("cannot limit the home"))
         })
         .await
@@ -276,7 +248,7 @@ impl Homes for Pool {
 
     async fn create_from_snapshot(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
         let (id, snapshot) = (id.clone(), snapshot.clone());
-        self.blocking(move |pool| pool.copy_snapshot(&snapshot, "homes", id.as_str(), disk))
+        self.blocking(move |pool| pool.copy_snapshot(&snapshot, &id, id.as_str(), disk))
             .await
     }
 

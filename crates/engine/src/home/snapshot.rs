@@ -18,19 +18,19 @@ impl Pool {
             .map_err(self.no_space_or("cannot take the snapshot"))
     }
 
-    /// Makes a writable copy of a snapshot as `name` in one of the pool's directories.
-    pub(super) fn copy_snapshot(&self, snapshot: &Id, directory: &str, name: &str, disk: u64) -> Result<()> {
+    /// Makes a writable copy of a snapshot as `name` among the homes, for the agent `id`.
+    pub(super) fn copy_snapshot(&self, snapshot: &Id, id: &Id, name: &str, disk: u64) -> Result<()> {
         let source = match File::open(self.filesystem.root.join("snapshots").join(snapshot.as_str())) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 return Err(EngineError::NoHome(snapshot.clone()));
             }
             opened => opened.map_err(EngineError::io("cannot open the snapshot"))?,
         };
-        let into = self.directory(directory)?;
+        let into = self.directory("homes")?;
         btrfs::snapshot(source.as_fd(), into.as_fd(), OsStr::new(name), false)
             .map_err(self.no_space_or("cannot copy the snapshot"))?;
-        let copy = self.filesystem.root.join(directory).join(name);
-        let limited = File::open(copy).and_then(|home| self.set_limit_of(&home, disk));
+        let copy = self.filesystem.root.join("homes").join(name);
+        let limited = File::open(copy).and_then(|home| self.limit(&home, id, disk));
         limited.map_err(|e| {
             let _ = btrfs::delete_subvolume(into.as_fd(), OsStr::new(name));
             EngineError::io("cannot limit the home")(e)
@@ -43,7 +43,7 @@ impl Pool {
         let incoming = format!("incoming-{id}");
         let homes = self.directory("homes")?;
         let _ = btrfs::delete_subvolume(homes.as_fd(), OsStr::new(&incoming));
-        self.copy_snapshot(snapshot, "homes", &incoming, disk)?;
+        self.copy_snapshot(snapshot, id, &incoming, disk)?;
         rustix::fs::renameat_with(
             &homes,
             incoming.as_str(),
