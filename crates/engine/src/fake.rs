@@ -157,9 +157,14 @@ impl FakeEngine {
         self.world().fail_restores.push(reason.to_owned());
     }
 
-    /// Memory images cannot be made here, for this reason.
+    /// Memory images can be neither made nor brought back here, for this reason.
     pub fn cannot_checkpoint(&self, reason: &str) {
         self.world().cannot_checkpoint = Some(reason.to_owned());
+    }
+
+    /// They can again.
+    pub fn can_checkpoint_again(&self) {
+        self.world().cannot_checkpoint = None;
     }
 
     pub fn hold_checkpoints(&self, hold: bool) {
@@ -435,6 +440,7 @@ impl Engine for FakeEngine {
             world.specs.push(spec.clone());
         }
         while_held(&self.restores_held).await;
+        self.can_checkpoint().map_err(EngineError::CannotCheckpoint)?;
         let mut world = self.world();
         if let Some(reason) = world.fail_restores.pop() {
             return Err(EngineError::Start {

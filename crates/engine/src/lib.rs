@@ -313,7 +313,8 @@ pub trait Engine: Send + Sync + 'static {
     /// Makes `spec.network` hold for the running box, in one step. Connections that it allows go on.
     async fn set_network(&self, spec: &BoxSpec) -> Result<()>;
 
-    /// `Ok` where memory images can be made, otherwise the reason why not, in words.
+    /// `Ok` where memory images can be made and brought back, otherwise the reason why not, in words. An image
+    /// that could not be brought back for that reason is as good as before.
     fn can_checkpoint(&self) -> std::result::Result<(), String>;
 
     /// Ids of which there is something on this machine, running or left over.

@@ -19,10 +19,14 @@ use crate::launch;
 use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Id, Result};
 
 impl Container {
-    pub(super) fn criu(&self) -> Result<&Criu> {
-        self.criu
-            .as_ref()
-            .map_err(|reason| EngineError::CannotCheckpoint(reason.clone()))
+    /// The reason why not, in words.
+    pub(super) fn usable_criu(&self) -> Result<&Criu, String> {
+        let criu = self.criu.as_ref().map_err(Clone::clone)?;
+        criu.still_there().map(|()| criu)
+    }
+
+    fn criu(&self) -> Result<&Criu> {
+        self.usable_criu().map_err(EngineError::CannotCheckpoint)
     }
 
     pub(super) async fn dump_box(&self, id: &Id, image: &Path) -> Result<Dumped> {

@@ -293,7 +293,7 @@ impl Engine for Container {
     }
 
     fn can_checkpoint(&self) -> Result<(), String> {
-        self.criu.as_ref().map(|_| ()).map_err(Clone::clone)
+        self.usable_criu().map(|_| ())
     }
 
     async fn present(&self) -> Result<Vec<Id>> {

@@ -61,6 +61,15 @@ fn external_mounts(in_box: bool) -> Vec<String> {
 }
 
 impl Criu {
+    /// Whether it can still be started: it may have been removed since it was found.
+    pub(crate) fn still_there(&self) -> Result<(), String> {
+        let programs = [self.command.first(), self.command.last()];
+        match programs.into_iter().flatten().find(|file| !file.is_file()) {
+            Some(gone) => Err(format!("{} is gone", gone.display())),
+            None => Ok(()),
+        }
+    }
+
     /// Writes the memory of the process tree of `pid`, which is in the frozen `group`, to the directory `images`. Gives
     /// the names that it had to leave in `home`, without which the image is of no use.
     pub(crate) async fn dump(

@@ -114,6 +114,10 @@ impl From<Trouble> for ApiError {
             Trouble::InUse => Self::new(Code::Conflict, trouble.to_string()),
             Trouble::NoImages(_) => Self::new(Code::Conflict, trouble.to_string())
                 .hint("`dorm doctor` says what is missing; `dorm pause` and `dorm stop` work without"),
+            Trouble::CannotWake(_) => Self::new(Code::Unavailable, trouble.to_string()).hint(
+                "`dorm doctor` says what is missing; mend that and start the daemon again. `dorm stop NAME` gives up its \
+                 memory, so that it starts from its files; an ephemeral agent ends with that",
+            ),
             Trouble::Disk { .. } => Self::new(Code::Internal, "").hint("is the disk full?"),
             Trouble::Engine { source, .. } => engine_error(source),
             Trouble::Bug { .. } | Trouble::Injected(_) => Self::new(Code::Internal, ""),

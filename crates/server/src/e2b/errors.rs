@@ -93,7 +93,7 @@ impl From<ApiError> for Error {
 impl From<Trouble> for Error {
     fn from(trouble: Trouble) -> Self {
         let no_memory = match &trouble {
-            Trouble::NoImages(_) => true,
+            Trouble::NoImages(_) | Trouble::CannotWake(_) => true,
             Trouble::Engine { source, .. } => matches!(**source, EngineError::CannotCheckpoint(_)),
             _ => false,
         };

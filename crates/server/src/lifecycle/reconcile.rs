@@ -160,7 +160,13 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
         remove_homes(ctx, found.homes.difference(&known)).await?;
         remove_snapshots(ctx, &snapshots).await?;
     } else {
-        tracing::warn!("homes without a record are kept, as the records are new or damaged");
+        let homes = found.homes.difference(&known).count();
+        if homes > 0 {
+            tracing::warn!(
+                homes,
+                "homes without a record are kept, as the records are new or damaged"
+            );
+        }
     }
     tracing::info!(
         agents,

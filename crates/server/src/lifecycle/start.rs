@@ -5,6 +5,7 @@ use std::sync::Arc;
 use dorm_engine::{BoxRecord, EngineError};
 
 use super::decide::Rest;
+use super::transition::Setback;
 use super::{Agent, Trouble, images};
 use crate::faults::Point;
 use crate::guest_client::GuestClient;
@@ -18,7 +19,16 @@ pub(super) struct Up {
 }
 
 /// With its memory if there is an image of it, and from its files otherwise.
-pub(super) async fn bring_up(agent: &Arc<Agent>, from: Rest) -> Result<Up, Trouble> {
+pub(super) async fn bring_up(agent: &Arc<Agent>, from: Rest) -> Result<Up, Setback> {
+    let up = bring_up_or_not(agent, from).await;
+    up.map_err(|trouble| match trouble {
+        // Nothing has changed: it is as asleep as before.
+        Trouble::CannotWake(_) => Setback::at(from, trouble),
+        trouble => trouble.into(),
+    })
+}
+
+async fn bring_up_or_not(agent: &Arc<Agent>, from: Rest) -> Result<Up, Trouble> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
     ctx.faults.reach(Point::StartRecorded).await?;
     if let Some(damage) = &agent.profile.damage {
@@ -58,7 +68,8 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
                 how: "woken from disk".to_owned(),
             });
         }
-        Err(why) => why,
+        Err(Unrestored::NotNow(why)) => return Err(Trouble::CannotWake(why)),
+        Err(Unrestored::Never(why)) => why,
     };
     let loss = format!("its memory is lost, and it was started from its files: {why}");
     tracing::error!(agent = %agent.profile.name, reason = %loss, "a memory image cannot be used");
@@ -78,22 +89,38 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
     })
 }
 
-/// The reason why not, in words.
-async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, String> {
+/// Why a memory image was not brought back, in words.
+enum Unrestored {
+    /// This image will not be.
+    Never(String),
+    /// This machine lacks what it takes, whatever the image.
+    NotNow(String),
+}
+
+async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, Unrestored> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
-    let in_full = |error: EngineError| dorm_engine::chain(&error);
+    let in_full = |error: EngineError| Unrestored::Never(dorm_engine::chain(&error));
     let generation = ctx.homes.generation(id).await.map_err(in_full)?;
     if generation != image.generation {
-        return Err("its files have changed since its memory was saved".to_owned());
+        let changed = "its files have changed since its memory was saved";
+        return Err(Unrestored::Never(changed.to_owned()));
     }
     let path = images::path(agent, &image.id);
     let restored = agent.with_box_spec(async |spec| (ctx.engine.restore(&spec, &path).await, spec.boot));
     let (record, boot) = restored.await;
-    let record = record.map_err(in_full)?;
+    let record = record.map_err(|error| match ctx.engine.can_checkpoint() {
+        Ok(()) => in_full(error),
+        Err(reason) => Unrestored::NotNow(reason),
+    })?;
     if image.foreign {
         let guest = GuestClient::new(ctx.engine.clone(), id.clone());
         let told = guest.introduce(&boot).await;
-        told.map_err(|error| format!("it could not be told who it is: {}", super::in_full(&error)))?;
+        told.map_err(|error| {
+            Unrestored::Never(format!(
+                "it could not be told who it is: {}",
+                super::in_full(&error)
+            ))
+        })?;
     }
     Ok(record)
 }

@@ -27,6 +27,9 @@ pub enum Trouble {
     InUse,
     #[error("memory images cannot be made on this machine: {0}")]
     NoImages(String),
+    /// Nothing is wrong with the image.
+    #[error("its memory is on disk and cannot be brought back on this machine now: {0}")]
+    CannotWake(String),
     #[error("the agent could not {verb}")]
     Disk {
         verb: &'static str,

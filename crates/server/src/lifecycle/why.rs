@@ -117,7 +117,13 @@ fn next(view: &View, times: &Times, wall: Instant) -> Option<Next> {
 
 fn memory(agent: &Arc<Agent>, view: &View) -> String {
     match view.state {
-        State::Hibernated => "a memory image on disk, of the same instant as its files".to_owned(),
+        State::Hibernated => {
+            const IMAGE: &str = "a memory image on disk, of the same instant as its files";
+            match agent.ctx.engine.can_checkpoint() {
+                Ok(()) => IMAGE.to_owned(),
+                Err(reason) => format!("{IMAGE}. It cannot be brought back now: {reason}"),
+            }
+        }
         State::Standby if view.saved => "in RAM, and a memory image on disk".to_owned(),
         State::Running | State::Standby | State::Freezing | State::Waking | State::Hibernating => {
             match agent.ctx.engine.can_checkpoint() {

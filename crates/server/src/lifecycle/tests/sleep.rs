@@ -218,6 +218,58 @@ async fn where_no_images_can_be_made_hibernation_is_refused_and_standby_works() 
 }
 
 #[tokio::test]
+async fn where_no_image_can_be_brought_back_a_wake_is_refused_and_the_image_stays_good() {
+    let mut world = World::new().await;
+    let agent = world.running("one").await;
+    let id = agent.profile.id.clone();
+    world.engine.remember(&id, "a secret");
+    agent.hibernate("asked").await.unwrap();
+    let image = agent.current_image().unwrap();
+    world.engine.cannot_checkpoint("criu is not installed");
+    for restarted in [false, true] {
+        if restarted {
+            world.engine.reboot();
+            world.restart().await;
+        }
+        let agent = world.get("one").unwrap();
+        for _ in 0..2 {
+            let refused = agent.ensure_running().await.unwrap_err();
+            assert!(
+                matches!(&refused, Trouble::CannotWake(why) if why == "criu is not installed"),
+                "{refused:?}"
+            );
+            assert_eq!(agent.state(), State::Hibernated);
+            let reason = agent.published().status.reason;
+            assert!(reason.contains("criu is not installed"), "{reason}");
+            assert_eq!(agent.current_image().as_ref(), Some(&image));
+            assert!(agent.setback().is_none(), "nothing is lost");
+            world.assert_in_order().await;
+        }
+    }
+    world.engine.can_checkpoint_again();
+    let agent = world.get("one").unwrap();
+    agent.ensure_running().await.unwrap();
+    assert_eq!(world.engine.memory(&id).as_deref(), Some("a secret"));
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn memory_that_cannot_be_brought_back_can_be_given_up() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    let id = agent.profile.id.clone();
+    world.homes.write(&id, "a file");
+    agent.hibernate("asked").await.unwrap();
+    world.engine.cannot_checkpoint("criu is not installed");
+    agent.ensure_running().await.unwrap_err();
+    agent.stop(None).await.unwrap();
+    agent.ensure_running().await.unwrap();
+    assert_eq!(world.homes.content(&id).as_deref(), Some("a file"));
+    assert!(agent.current_image().is_none());
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
 async fn an_image_that_cannot_be_used_is_set_aside_and_the_agent_says_so_and_starts_from_its_files() {
     let world = World::new().await;
     let agent = world.running("one").await;
