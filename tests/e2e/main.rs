@@ -22,7 +22,7 @@ macro_rules! features {
 
 features![
     agents, api, crash, docs, e2b, exec, files, hibernate, isolation, limits, network, policy, ports, runner,
-    scale, sleep, streams, survivors, templates, workloads
+    scale, sleep, streams, survivors, templates, volumes, workloads
 ];
 
 const THREADS: usize = 3;

@@ -141,6 +141,15 @@ pub struct BoxSpec {
     pub boot: BootConfig,
     #[serde(default)]
     pub network: network::Policy,
+    #[serde(default)]
+    pub volumes: Vec<VolumeMount>,
+}
+
+/// A volume, and where in the box it is mounted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeMount {
+    pub volume: Id,
+    pub path: String,
 }
 
 /// What the engine wants remembered about a box, so that another daemon process can adopt it.
@@ -221,6 +230,8 @@ pub enum EngineError {
     AlreadyRunning(Id),
     #[error("there is no home of {0} on this machine")]
     NoHome(Id),
+    #[error("there is no volume {0} on this machine")]
+    NoVolume(Id),
     #[error("the pool has no space left ({free} bytes free)")]
     NoSpace { free: u64 },
     #[error("nothing listens on port {port} of {id}")]
@@ -375,6 +386,17 @@ pub trait Homes: Send + Sync + 'static {
     async fn delete_snapshot(&self, snapshot: &Id) -> Result<()>;
 
     async fn snapshots(&self) -> Result<Vec<Id>>;
+
+    /// Makes an empty volume, durably.
+    async fn create_volume(&self, volume: &Id) -> Result<()>;
+
+    /// Removes a volume that no box has mounted. Removing what is not there is no error.
+    async fn delete_volume(&self, volume: &Id) -> Result<()>;
+
+    async fn volumes(&self) -> Result<Vec<Id>>;
+
+    /// What is in a volume, whoever has it mounted. Its methods block.
+    async fn volume_files(&self, volume: &Id) -> Result<home::tree::Tree>;
 
     /// A number that grows whenever something in the home has changed on disk. Two equal answers, each
     /// taken while no process could write, mean that nothing changed in between.

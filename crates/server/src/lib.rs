@@ -17,6 +17,7 @@ mod serve;
 pub mod store;
 pub mod templates;
 pub mod tokens;
+pub mod volumes;
 
 pub use config::Config;
 pub use serve::{ServeError, serve};

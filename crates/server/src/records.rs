@@ -181,6 +181,8 @@ pub struct AgentSpec {
     /// As recorded when the agent became known; it may have another by now.
     #[serde(default)]
     pub network: Policy,
+    #[serde(default)]
+    pub volumes: Vec<dorm_engine::VolumeMount>,
 }
 
 /// When an agent that nobody uses goes to sleep. What is absent is the daemon's default; times are
@@ -405,6 +407,15 @@ pub struct TemplateRecord {
     pub defaults: TemplateDefaults,
     /// Bytes of files in it.
     pub size: u64,
+    pub created: i64,
+}
+
+/// Data that outlives agents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeRecord {
+    pub id: Id,
+    pub workspace: Workspace,
+    pub name: String,
     pub created: i64,
 }
 

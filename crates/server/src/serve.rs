@@ -32,6 +32,7 @@ use crate::records::Workspace;
 use crate::store::{SqliteStore, Store, StoreError};
 use crate::templates::{self, Templates};
 use crate::tokens::Tokens;
+use crate::volumes::Volumes;
 
 /// How long open connections may take to finish once everything else has ended.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -120,7 +121,9 @@ pub async fn serve(
         build_slots: build_slots.clone(),
     });
     let sandboxes = Sandboxes::open(store.clone(), registry.clone()).await?;
+    let volumes = Volumes::open(store.clone(), homes.clone(), registry.clone(), !is_new).await?;
     let state = AppState::new(Shared {
+        volumes,
         store: store.clone(),
         sandboxes,
         proxy: Proxy::new(engine.clone(), registry.clone()),

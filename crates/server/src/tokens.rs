@@ -22,6 +22,7 @@ pub struct Tokens {
 enum Purpose {
     Access,
     Traffic,
+    Volume,
 }
 
 /// A request for `/files` that carries a signature in place of a token.
@@ -69,6 +70,15 @@ impl Tokens {
         self.token(agent, Purpose::Traffic)
     }
 
+    /// Opens the files of a volume.
+    pub fn volume(&self, volume: &Id) -> String {
+        self.token(volume, Purpose::Volume)
+    }
+
+    pub fn is_volume(&self, volume: &Id, given: &str) -> bool {
+        same(&self.volume(volume), given)
+    }
+
     pub fn is_access(&self, agent: &Id, given: &str) -> bool {
         same(&self.access(agent), given)
     }
@@ -108,6 +118,7 @@ impl Tokens {
         let purpose = match purpose {
             Purpose::Access => "access",
             Purpose::Traffic => "traffic",
+            Purpose::Volume => "volume",
         };
         // An id has a fixed length, so that no two pairs give the same text.
         let text = format!("{agent}{purpose}");

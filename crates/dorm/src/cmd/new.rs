@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use dorm_server::api::types::{Agent, Lifetime, NewAgent};
+use dorm_server::api::types::{Agent, Lifetime, NewAgent, VolumeMount};
 
 use super::net::PolicyArgs;
 use super::{env_map, parse_env, parse_time};
@@ -50,6 +50,9 @@ pub(crate) struct Args {
     /// Its ports need no token: whoever has a URL of it may open it
     #[arg(long)]
     public: bool,
+    /// Mounts a volume there, as data:/data
+    #[arg(long, value_name = "VOLUME:PATH", value_parser = parse_volume)]
+    volume: Vec<VolumeMount>,
     #[command(flatten)]
     network: PolicyArgs,
     /// Goes away when its box ends
@@ -64,6 +67,16 @@ pub(crate) struct Args {
 fn parse_cpus(text: &str) -> Result<f64, String> {
     let cpus = text.parse::<f64>().ok().filter(|cpus| cpus.is_finite());
     cpus.ok_or_else(|| format!("`{text}` is no number of cores; write it as 2 or 0.5"))
+}
+
+fn parse_volume(text: &str) -> Result<VolumeMount, String> {
+    match text.split_once(':') {
+        Some((volume, path)) if !volume.is_empty() && path.starts_with('/') => Ok(VolumeMount {
+            volume: volume.to_owned(),
+            path: path.to_owned(),
+        }),
+        _ => Err(format!("`{text}` is no volume and path; write it as data:/data")),
+    }
 }
 
 pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
@@ -83,6 +96,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         keep_awake: args.keep_awake,
         public: args.public,
         network: args.network.into(),
+        volumes: args.volume,
         start: !args.no_start,
     };
     let bar = progress::spinner(format!("making {}", request.name));

@@ -43,6 +43,12 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
     if agent.network != Network::default() {
         fields.extend(super::net::fields(&agent.network));
     }
+    fields.extend(
+        agent
+            .volumes
+            .iter()
+            .map(|mount| ("volume", format!("{} at {}", mount.volume, mount.path))),
+    );
     if agent.keep_awake {
         fields.push(("sleep", "never by itself".to_owned()));
     }

@@ -42,6 +42,7 @@ impl Container {
                 live.process.pid,
                 &live.group,
                 &home,
+                &live.volumes,
                 &unfinished.0,
             )
             .await?;
@@ -114,6 +115,7 @@ impl Container {
         let launch = launch::Spec {
             home: self.pool.home_path(&spec.id),
             uid_base: spec.uid_base,
+            volumes: self.volumes(spec)?,
             job: criu.job(Some(guest), join, 0),
         };
         let Spare {

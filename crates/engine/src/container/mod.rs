@@ -73,6 +73,8 @@ struct LiveBox {
     guest_hash: String,
     /// In the home for the sake of an image, and in the way once the box goes on.
     names: Mutex<Vec<PathBuf>>,
+    /// Where its volumes are mounted.
+    volumes: Vec<String>,
     /// Set once somebody asked for the box's end.
     stopping: watch::Sender<bool>,
 }
@@ -87,6 +89,7 @@ impl LiveBox {
             uid_base: spec.uid_base,
             guest_hash: record.guest_hash.clone(),
             names: Mutex::default(),
+            volumes: spec.volumes.iter().map(|volume| volume.path.clone()).collect(),
             stopping: watch::Sender::new(false),
         }
     }

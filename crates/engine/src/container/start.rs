@@ -78,6 +78,7 @@ impl Container {
         let launch = launch::Spec {
             home: self.pool.home_path(&spec.id),
             uid_base: spec.uid_base,
+            volumes: self.volumes(spec)?,
             job: Job::Guest {
                 guest: self.guest.path.clone(),
                 hostname: spec.hostname.clone(),
@@ -130,6 +131,18 @@ impl Container {
 
         let record = record_of(&process, &self.guest.hash).map_err(|e| failed("was recorded")(e.into()))?;
         Ok((LiveBox::new(process, netns, group, spec, &record), record))
+    }
+
+    pub(super) fn volumes(&self, spec: &BoxSpec) -> Result<Vec<launch::Volume>> {
+        let volume = |mount: &crate::VolumeMount| {
+            let source = self.pool.volume_path(&mount.volume);
+            if !source.exists() {
+                return Err(EngineError::NoVolume(mount.volume.clone()));
+            }
+            let at = mount.path.clone();
+            Ok(launch::Volume { source, at })
+        };
+        spec.volumes.iter().map(volume).collect()
     }
 
     pub(super) fn group_limits(&self, limits: &Limits) -> Result<GroupLimits> {

@@ -78,7 +78,7 @@ impl Bare {
         let home = self.data.join("pool/homes").join(id.as_str());
         let names = self
             .criu()?
-            .dump(&self.launcher, pid, &self.group(id), &home, images)
+            .dump(&self.launcher, pid, &self.group(id), &home, &[], images)
             .await?;
         let took = began.elapsed();
         super::forget(&home, &names);
@@ -92,6 +92,7 @@ impl Bare {
         let failed = || EngineError::io("cannot start criu");
         let (manifest, _) = Manifest::open(image).map_err(EngineError::BadImage)?;
         let spec = Spec {
+            volumes: Vec::new(),
             home: self.data.join("pool/homes").join(id.as_str()),
             uid_base: manifest.uid_base,
             job: criu.job(

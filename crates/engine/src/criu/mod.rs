@@ -37,7 +37,8 @@ pub struct Criu {
 }
 
 /// Mounts in a box that come from the host, as CRIU names them: where in the box, and where on the host.
-fn external_mounts(in_box: bool) -> Vec<String> {
+/// `volumes` are the places of its volumes in the box.
+fn external_mounts<'a>(in_box: bool, volumes: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut mounts: Vec<(String, String)> = launch::DEVICES
         .iter()
         .map(|device| (format!("/dev/{device}"), format!("/dev/{device}")))
@@ -47,10 +48,17 @@ fn external_mounts(in_box: bool) -> Vec<String> {
         launch::STAGED_GUEST.to_owned(),
     ));
     mounts.extend(launch::masked_files().map(|path| (path.to_owned(), "/dev/null".to_owned())));
+    let mounts = mounts.into_iter().map(|(inside, outside)| {
+        let key = inside.trim_start_matches('/').replace('/', "-");
+        (inside, outside, key)
+    });
+    let volumes = volumes.enumerate().map(|(number, at)| {
+        let key = format!("volume-{number}");
+        (at.to_owned(), launch::staged_volume(number), key)
+    });
     mounts
-        .into_iter()
-        .map(|(inside, outside)| {
-            let key = inside.trim_start_matches('/').replace('/', "-");
+        .chain(volumes)
+        .map(|(inside, outside, key)| {
             if in_box {
                 format!("mnt[{inside}]:{key}")
             } else {
@@ -78,6 +86,7 @@ impl Criu {
         pid: i32,
         group: &Group,
         home: &Path,
+        volumes: &[String],
         images: &Path,
     ) -> Result<Vec<PathBuf>> {
         let failed = || EngineError::io("cannot start criu");
@@ -88,6 +97,7 @@ impl Criu {
             dorm_sys::namespace::open(pid, "user").and_then(|ns| dorm_sys::namespace::owner(ns.as_fd()));
         let user = owner.map_err(failed())?;
         let spec = Spec {
+            volumes: Vec::new(),
             home: PathBuf::new(),
             uid_base: 0,
             job: self.job(None, Vec::new(), user),
@@ -108,7 +118,7 @@ impl Criu {
             options.leave_running = Some(true);
             options.unprivileged = (user != 0).then_some(true);
             options.notify_scripts = Some(true);
-            options.external = external_mounts(true);
+            options.external = external_mounts(true, volumes.iter().map(String::as_str));
             let thawed = group.has_stopped_processes().map_err(failed())?;
             if thawed {
                 // Nobody can attach to a process that is both stopped and frozen. CRIU stops the others by itself then.
@@ -155,7 +165,7 @@ impl Criu {
         options.root = Some(launch::STAGED_ROOT.to_owned());
         options.rst_sibling = Some(true);
         options.notify_scripts = Some(true);
-        options.external = external_mounts(false);
+        options.external = external_mounts(false, spec.volumes.iter().map(|volume| volume.at.as_str()));
         let call = rpc::restore(socket, options).await;
         let call = call.map_err(|refused| EngineError::BadImage(self.reason(work, refused)))?;
         Ok(Restoring {

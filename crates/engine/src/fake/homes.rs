@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 
 use super::declared;
+use crate::home::tree::Tree;
 use crate::{Debian, EngineError, HomeUsage, Homes, Id, Layer, LogSink, Result, Space};
 
 #[derive(Default)]
@@ -14,6 +15,7 @@ struct Pool {
     homes: BTreeMap<Id, FakeHome>,
     snapshots: BTreeMap<Id, FakeHome>,
     templates: BTreeSet<Id>,
+    volumes: BTreeMap<Id, tempfile::TempDir>,
     fail_creates: Vec<String>,
     fail_deletes: Vec<String>,
     fail_snapshots: Vec<String>,
@@ -265,6 +267,28 @@ impl Homes for FakeHomes {
 
     async fn snapshots(&self) -> Result<Vec<Id>> {
         Ok(self.pool().snapshots.keys().cloned().collect())
+    }
+
+    async fn create_volume(&self, volume: &Id) -> Result<()> {
+        let directory = tempfile::tempdir().map_err(EngineError::io("cannot make the volume"))?;
+        self.pool().volumes.insert(volume.clone(), directory);
+        Ok(())
+    }
+
+    async fn delete_volume(&self, volume: &Id) -> Result<()> {
+        self.pool().volumes.remove(volume);
+        Ok(())
+    }
+
+    async fn volumes(&self) -> Result<Vec<Id>> {
+        Ok(self.pool().volumes.keys().cloned().collect())
+    }
+
+    async fn volume_files(&self, volume: &Id) -> Result<Tree> {
+        let pool = self.pool();
+        let directory = pool.volumes.get(volume);
+        let directory = directory.ok_or_else(|| EngineError::NoVolume(volume.clone()))?;
+        Tree::open(directory.path()).map_err(EngineError::io("cannot open the volume"))
     }
 
     async fn generation(&self, id: &Id) -> Result<u64> {

@@ -23,6 +23,7 @@ pub mod oci;
 mod pool;
 mod quota;
 mod snapshot;
+pub mod tree;
 pub mod unpack;
 
 pub use pool::Config;
@@ -85,6 +86,10 @@ impl Pool {
 
     pub fn template_path(&self, id: &Id) -> PathBuf {
         self.filesystem.root.join("templates").join(id.as_str())
+    }
+
+    pub fn volume_path(&self, id: &Id) -> PathBuf {
+        self.filesystem.root.join("volumes").join(id.as_str())
     }
 
     /// The pool's block device, as cgroups name it.
@@ -266,6 +271,40 @@ impl Homes for Pool {
 
     async fn snapshots(&self) -> Result<Vec<Id>> {
         self.blocking(|pool| pool.ids_in("snapshots")).await
+    }
+
+    async fn create_volume(&self, volume: &Id) -> Result<()> {
+        let volume = volume.clone();
+        self.blocking(move |pool| {
+            use std::os::unix::fs::PermissionsExt;
+            btrfs::create_subvolume(pool.directory("volumes")?.as_fd(), OsStr::new(volume.as_str()))
+                .map_err(pool.no_space_or("cannot make the volume"))?;
+            // Whoever mounts it, as any user, may write.
+            let path = pool.volume_path(&volume);
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o777))
+                .and_then(|()| btrfs::sync(&pool.filesystem.directory))
+                .map_err(EngineError::io("cannot open up the volume"))
+        })
+        .await
+    }
+
+    async fn delete_volume(&self, volume: &Id) -> Result<()> {
+        let volume = volume.clone();
+        self.blocking(move |pool| pool.delete_in("volumes", &volume))
+            .await
+    }
+
+    async fn volumes(&self) -> Result<Vec<Id>> {
+        self.blocking(|pool| pool.ids_in("volumes")).await
+    }
+
+    async fn volume_files(&self, volume: &Id) -> Result<tree::Tree> {
+        let volume = volume.clone();
+        self.blocking(move |pool| match tree::Tree::open(&pool.volume_path(&volume)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(EngineError::NoVolume(volume)),
+            opened => opened.map_err(EngineError::io("cannot open the volume")),
+        })
+        .await
     }
 
     async fn generation(&self, id: &Id) -> Result<u64> {

@@ -52,7 +52,7 @@ impl Filesystem {
         btrfs::enable_quota(directory.as_fd())
             .map_err(EngineError::io("cannot turn on quotas in the pool"))?;
         let uuid = btrfs::uuid(directory.as_fd()).map_err(EngineError::io("cannot identify the pool"))?;
-        for name in ["homes", "templates", "snapshots"] {
+        for name in ["homes", "templates", "snapshots", "volumes"] {
             make_private_dir(&root.join(name))?;
         }
         Ok(Self {

@@ -14,6 +14,11 @@ pub(crate) const STAGED_ROOT: &str = "/tmp/root";
 /// Where it finds the box's guest.
 pub(crate) const STAGED_GUEST: &str = "/tmp/guest";
 
+/// Where it finds the box's volumes, in the order in which the box has them.
+pub(crate) fn staged_volume(number: usize) -> String {
+    format!("/tmp/volume-{number}")
+}
+
 pub(super) fn execute(
     command: &[PathBuf],
     knowledge: Option<&Path>,
@@ -29,15 +34,24 @@ pub(super) fn execute(
             let home = bind(&spec.home, NODEV, NOSUID).step("bind the home")?;
             let ids = dorm_sys::namespace::user_namespace(spec.uid_base).step("make a user namespace")?;
             home.map_ids(ids.as_fd()).step("map the ids of the home")?;
-            Some((
-                home,
-                bind(guest, RDONLY | NOSUID | NODEV, NOEXEC).step("bind the guest")?,
-            ))
+            let mut volumes = Vec::new();
+            for volume in &spec.volumes {
+                let bound = bind(&volume.source, NODEV, NOSUID).step("bind a volume")?;
+                bound.map_ids(ids.as_fd()).step("map the ids of a volume")?;
+                volumes.push(bound);
+            }
+            let guest = bind(guest, RDONLY | NOSUID | NODEV, NOEXEC).step("bind the guest")?;
+            Some((home, guest, volumes))
         }
         None => None,
     };
     rootfs::stage().step("make a place for the root filesystem")?;
-    if let Some((home, guest)) = mounts {
+    if let Some((home, guest, volumes)) = mounts {
+        for (number, volume) in volumes.into_iter().enumerate() {
+            let at = staged_volume(number);
+            fs::create_dir(&at).step("attach a volume")?;
+            volume.attach(&at).step("attach a volume")?;
+        }
         home.attach(STAGED_ROOT).step("attach the home")?;
         fs::File::create(STAGED_GUEST).step("attach the guest")?;
         guest.attach(STAGED_GUEST).step("attach the guest")?;

@@ -35,7 +35,7 @@ mod become_criu;
 mod rootfs;
 mod unpack;
 
-pub(crate) use become_criu::{STAGED_GUEST, STAGED_ROOT};
+pub(crate) use become_criu::{STAGED_GUEST, STAGED_ROOT, staged_volume};
 pub(crate) use rootfs::{DEVICES, masked_files};
 
 pub(crate) use unpack::unpack;
@@ -59,7 +59,15 @@ pub(crate) struct Preparation {
 pub(crate) struct Spec {
     pub(crate) home: PathBuf,
     pub(crate) uid_base: u32,
+    pub(crate) volumes: Vec<Volume>,
     pub(crate) job: Job,
+}
+
+/// A volume, and where in the box it is mounted.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Volume {
+    pub(crate) source: PathBuf,
+    pub(crate) at: String,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -264,8 +272,10 @@ fn hand_over(spec: &Spec, child: i32, mounts: &[Detached], to: BorrowedFd<'_>) -
         std::fs::write(format!("/proc/{child}/{map}"), line).step(&format!("write {map}"))?;
     }
     let userns = namespace::open(child, "user").step("open the user namespace")?;
-    if let Some(home) = mounts.first() {
-        home.map_ids(userns.as_fd()).step("map the ids of the home")?;
+    let volumes = &mounts[mounts.len() - spec.volumes.len()..];
+    for own in mounts.first().into_iter().chain(volumes) {
+        own.map_ids(userns.as_fd())
+            .step("map the ids of the home and its volumes")?;
     }
     send_mounts(to, mounts).step("hand over the mounts")
 }
@@ -283,7 +293,8 @@ fn become_box(spec: &Spec, filter: Option<&SystemCallFilter>, launcher: OwnedFd)
             tmpfs_bytes,
             ..
         } => {
-            rootfs::enter(mounts, hostname, boot_id, *tmpfs_bytes)?;
+            let volumes: Vec<&str> = spec.volumes.iter().map(|volume| volume.at.as_str()).collect();
+            rootfs::enter(mounts, hostname, boot_id, *tmpfs_bytes, &volumes)?;
             dorm_sys::process::place_fd(daemon(), dorm_proto::boot::BOOT_FD)
                 .step("hand over the boot socket")?;
             rootfs::detach_stdio().step("detach standard input and output")?;
@@ -317,7 +328,7 @@ fn exec_guest() -> io::Error {
 }
 
 /// Everything of the host's that a box sees, as mounts attached nowhere yet: the home first, then for a
-/// guest its program and the devices of [`rootfs::DEVICES`].
+/// guest its program, the devices of [`rootfs::DEVICES`] and its volumes.
 fn bind_mounts(spec: &Spec) -> io::Result<Vec<Detached>> {
     use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
     let mut mounts = vec![bind(&spec.home, NODEV, NOSUID)?];
@@ -325,6 +336,9 @@ fn bind_mounts(spec: &Spec) -> io::Result<Vec<Detached>> {
         mounts.push(bind(guest, RDONLY | NOSUID | NODEV, NOEXEC)?);
         for device in rootfs::DEVICES {
             mounts.push(bind(&Path::new("/dev").join(device), NOSUID | NOEXEC, NODEV)?);
+        }
+        for volume in &spec.volumes {
+            mounts.push(bind(&volume.source, NODEV, NOSUID)?);
         }
     }
     Ok(mounts)
@@ -338,7 +352,7 @@ fn bind(path: &Path, set: u64, clear: u64) -> io::Result<Detached> {
 
 fn send_mounts(to: BorrowedFd<'_>, mounts: &[Detached]) -> io::Result<()> {
     let fds: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
         return Err(io::Error::other("too many mounts"));
@@ -349,7 +363,7 @@ fn send_mounts(to: BorrowedFd<'_>, mounts: &[Detached]) -> io::Result<()> {
 
 fn receive_mounts(from: BorrowedFd<'_>) -> io::Result<Vec<Detached>> {
     let mut text = [0; 16];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = rustix::net::recvmsg(
         from,

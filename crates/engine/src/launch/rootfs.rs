@@ -112,6 +112,7 @@ pub(super) fn enter(
     hostname: &str,
     boot_id: &str,
     tmpfs_bytes: u64,
+    volumes: &[&str],
 ) -> Result<(), Failure> {
     rustix::process::setsid().step("make a session")?;
     rustix::system::sethostname(hostname.as_bytes()).step("set the host name")?;
@@ -155,6 +156,14 @@ pub(super) fn enter(
         ("/dev/stderr", "/proc/self/fd/2"),
     ] {
         symlink(target, link).step(&format!("make {link}"))?;
+    }
+    for at in volumes {
+        make_dir(at).step(&format!("make {at}"))?;
+        let missing = || io::Error::from(io::ErrorKind::NotFound);
+        let volume = mounts.next().ok_or_else(missing);
+        volume
+            .and_then(|volume| volume.attach(at))
+            .step(&format!("attach the volume {at}"))?;
     }
     make_dir("/tmp").step("make /tmp")?;
     let _ = fs::set_permissions("/tmp", fs::Permissions::from_mode(0o1777));

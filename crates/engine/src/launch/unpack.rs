@@ -35,6 +35,7 @@ pub(crate) async fn unpack(
 ) -> Result<()> {
     let failed = || EngineError::io("cannot unpack the layer");
     let spec = Spec {
+        volumes: Vec::new(),
         home: home.to_owned(),
         uid_base,
         job: Job::Unpack {

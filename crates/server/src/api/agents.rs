@@ -47,10 +47,19 @@ async fn create(
     Extension(workspace): Extension<Workspace>,
     Json(new): Json<NewAgent>,
 ) -> ApiResult<(StatusCode, Json<Agent>)> {
+    let mut spec = validate::spec(&new, &state.config.defaults)?;
+    let wanted: Vec<_> = new
+        .volumes
+        .into_iter()
+        .map(|mount| (mount.volume, mount.path))
+        .collect();
+    // Held until the agent is there.
+    let using = state.volumes.mounts(&workspace, &wanted).await?;
+    spec.volumes.clone_from(&using.mounts);
     let creation = Creation {
         id: Id::random(),
         workspace,
-        spec: validate::spec(&new, &state.config.defaults)?,
+        spec,
         name: new.name,
         template: new.template.unwrap_or_else(|| DEFAULT_TEMPLATE.to_owned()),
         lifetime: match new.lifetime {
@@ -252,6 +261,15 @@ pub(super) fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent 
         keep_awake: profile.spec.sleep.keep_awake,
         public: agent.reach().public,
         network: network::on_wire(&agent.network()),
+        volumes: profile
+            .spec
+            .volumes
+            .iter()
+            .map(|mount| types::VolumeMount {
+                volume: mount.volume.to_string(),
+                path: mount.path.clone(),
+            })
+            .collect(),
         durable: image.as_ref().is_some_and(|image| image.current),
         image_size: image.map(|image| image.size),
         memory_used: None,

@@ -38,6 +38,7 @@ mod templates;
 mod tests;
 pub mod types;
 pub(crate) mod validate;
+mod volumes;
 
 pub(crate) use auth::{API_KEY, bearer, secret_in};
 pub(crate) use errors::{ApiError, Code};
@@ -75,6 +76,7 @@ pub fn router(state: &AppState) -> Router {
         .merge(sleep::router())
         .merge(holds::router())
         .merge(network::router())
+        .merge(volumes::router())
         .merge(snapshots::router())
         .merge(ports::router())
         .merge(events::router())

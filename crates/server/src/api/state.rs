@@ -17,6 +17,7 @@ use crate::proxy::Proxy;
 use crate::store::Store;
 use crate::templates::Templates;
 use crate::tokens::Tokens;
+use crate::volumes::Volumes;
 
 #[derive(Clone)]
 pub struct AppState(Arc<Shared>);
@@ -30,6 +31,7 @@ pub struct Shared {
     /// What the E2B API adds to agents.
     pub sandboxes: Arc<Sandboxes>,
     pub keys: Arc<KeyRing>,
+    pub volumes: Arc<Volumes>,
     pub tokens: Arc<Tokens>,
     pub metrics: Arc<Metrics>,
     pub templates: Arc<Templates>,

@@ -69,6 +69,9 @@ pub struct NewAgent {
     /// What it may reach; the internet if absent.
     #[serde(default)]
     pub network: Network,
+    /// Volumes that it mounts.
+    #[serde(default)]
+    pub volumes: Vec<VolumeMount>,
     /// Start it at once. Otherwise the first use does.
     #[serde(default = "yes")]
     pub start: bool,
@@ -76,6 +79,33 @@ pub struct NewAgent {
 
 fn yes() -> bool {
     true
+}
+
+/// A volume, and where in the agent it is mounted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeMount {
+    /// Name or id; an id in answers.
+    pub volume: String,
+    pub path: String,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewVolume {
+    /// 1 to 63 lowercase letters, digits and hyphens; starts with a letter.
+    pub name: String,
+}
+
+/// Data that outlives agents.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Volume {
+    #[schema(value_type = String)]
+    pub id: Id,
+    pub name: String,
+    pub created: i64,
+    /// Names of the agents that mount it.
+    pub agents: Vec<String>,
 }
 
 /// What an agent may reach. What is allowed wins over what is denied; what is private or link-local, the host and other
@@ -135,6 +165,7 @@ pub struct Agent {
     #[serde(default)]
     pub public: bool,
     pub network: Network,
+    pub volumes: Vec<VolumeMount>,
     /// Whether its memory, as it is now, is on disk.
     pub durable: bool,
     /// Bytes of its memory image on disk.

@@ -86,6 +86,7 @@ pub(super) fn spec(new: &NewAgent, defaults: &Limits) -> ApiResult<AgentSpec> {
             keep_awake: new.keep_awake,
         },
         network: network::policy(&new.network)?,
+        volumes: Vec::new(),
     })
 }
 

@@ -90,11 +90,12 @@ async fn make(
     validate::env(&env)?;
     let policy = network::Policy::read(new.network.as_ref(), new.allow_internet_access)?;
     let volumes = new.volume_mounts.unwrap_or_default();
-    if !volumes.is_empty() {
-        return Err(Error::invalid(
-            "volumeMounts: this server cannot mount volumes yet",
-        ));
-    }
+    let wanted: Vec<_> = volumes
+        .iter()
+        .map(|volume| (volume.name.clone(), volume.path.clone()))
+        .collect();
+    // Held until the sandbox is there.
+    let using = state.volumes.mounts(workspace, &wanted).await?;
     let started = now();
     let (template, alias) = match &base {
         Base::Template(template) => (template.id.to_string(), template.name.clone()),
@@ -139,6 +140,7 @@ async fn make(
                     env,
                     sleep: Sleep::default(),
                     network: policy.egress,
+                    volumes: using.mounts.clone(),
                 },
                 reach,
                 start: true,
@@ -153,6 +155,7 @@ async fn make(
                 env,
                 reach: Some(reach),
                 network: Some(policy.egress),
+                volumes: (!using.mounts.is_empty()).then(|| using.mounts.clone()),
                 sandbox: Some(record.clone()),
             };
             state.registry.fork_kept(&snapshot, fork).await?

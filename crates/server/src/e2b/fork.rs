@@ -51,6 +51,7 @@ pub(super) async fn fork(
             env: Env::new(),
             reach: None,
             network: None,
+            volumes: None,
             sandbox: Some(record.clone()),
         }
     };

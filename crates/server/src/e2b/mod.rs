@@ -4,6 +4,7 @@
 //! What reaches into a sandbox (`envd`, its ports) does not come here, but through the proxy.
 
 use axum::Router;
+use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, post, put};
 use http::{Method, StatusCode};
@@ -25,6 +26,8 @@ mod templates;
 mod time;
 mod types;
 mod view;
+mod volume_content;
+mod volumes;
 
 pub use sandboxes::{NotAdmitted, Sandbox, Sandboxes};
 
@@ -54,8 +57,21 @@ pub(crate) fn router(state: &AppState) -> Router<AppState> {
             "/secrets/{secret}",
             get(secrets::show).post(secrets::update).delete(secrets::delete),
         )
+        .route("/volumes", post(volumes::create).get(volumes::list))
+        .route("/volumes/{id}", get(volumes::show).delete(volumes::delete))
         .route("/templates/{id}", delete(templates::delete))
         .route_layer(from_fn_with_state(state.clone(), extract::require_key))
+        .merge(with_tokens_of_their_own())
+}
+
+/// What is opened by another token than a key.
+fn with_tokens_of_their_own() -> Router<AppState> {
+    use volume_content::{change, list, make_dir, read, remove, stat, write};
+    let file = get(read).put(write).layer(DefaultBodyLimit::disable());
+    Router::new()
+        .route("/volumecontent/{id}/dir", get(list).post(make_dir))
+        .route("/volumecontent/{id}/path", get(stat).patch(change).delete(remove))
+        .route("/volumecontent/{id}/file", file)
 }
 
 /// Keeps the times of sandboxes, and samples what they use, until the daemon ends.

@@ -381,6 +381,7 @@ impl Agent {
             uid_base: profile.uid_base,
             limits: profile.spec.limits.clone(),
             network: (*self.network()).clone(),
+            volumes: profile.spec.volumes.clone(),
             boot: BootConfig {
                 protocol: PROTOCOL_VERSION,
                 agent_id: profile.id.to_string(),

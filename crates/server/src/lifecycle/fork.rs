@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use dorm_engine::network::Policy;
-use dorm_engine::{EngineError, Env, Id};
+use dorm_engine::{EngineError, Env, Id, VolumeMount};
 use futures_util::{StreamExt as _, stream};
 
 use super::registry::Context;
@@ -32,6 +32,8 @@ pub struct NewFork {
     pub reach: Option<Reach>,
     /// That of the other if absent.
     pub network: Option<Policy>,
+    /// Those of the other if absent. With others it begins from its files, as the memory is bound to them.
+    pub volumes: Option<Vec<VolumeMount>>,
     /// If it is made through the E2B API.
     pub sandbox: Option<SandboxRecord>,
 }
@@ -44,6 +46,7 @@ impl NewFork {
             env: Env::new(),
             reach: None,
             network: None,
+            volumes: None,
             sandbox: None,
         }
     }
@@ -141,7 +144,11 @@ async fn fork_one(
     fork: NewFork,
     start: bool,
 ) -> Result<Arc<Agent>, Trouble> {
-    let full = kind == SnapshotKind::Full && snapshot.kind == SnapshotKind::Full;
+    let same_volumes = fork
+        .volumes
+        .as_ref()
+        .is_none_or(|volumes| *volumes == origin.spec.volumes);
+    let full = kind == SnapshotKind::Full && snapshot.kind == SnapshotKind::Full && same_volumes;
     let made = make(ctx, origin, snapshot, fork, full).await?;
     if start && let Err(trouble) = come_up(&made).await {
         undo(&made).await;
@@ -208,6 +215,7 @@ async fn parts(
     let mut spec = origin.spec.clone();
     spec.env.extend(fork.env);
     spec.network = fork.network.unwrap_or(spec.network);
+    spec.volumes = fork.volumes.unwrap_or(spec.volumes);
     let new = NewAgentRecord {
         id: fork.id,
         workspace: origin.workspace.clone(),

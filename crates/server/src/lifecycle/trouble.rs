@@ -51,7 +51,7 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    pub(super) fn engine(verb: &'static str) -> impl FnOnce(EngineError) -> Self {
+    pub(crate) fn engine(verb: &'static str) -> impl FnOnce(EngineError) -> Self {
         move |source| Self::Engine {
             verb,
             source: Arc::new(source),

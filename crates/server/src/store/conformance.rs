@@ -10,7 +10,7 @@ pub(super) use super::conformance_sleep::*;
 use super::{Store, StoreError};
 use crate::records::{
     AgentSpec, BoxChange, Change, ImageChange, KeyRecord, Lifetime, NewAgentRecord, Reach, Sleep, Slots,
-    State, Status, TemplateDefaults, TemplateRecord, Workspace, now,
+    State, Status, TemplateDefaults, TemplateRecord, VolumeRecord, Workspace, now,
 };
 
 pub(super) const SLOTS: Slots = Slots {
@@ -40,6 +40,7 @@ pub(super) fn new_agent(name: &str) -> NewAgentRecord {
                 ..Sleep::default()
             },
             network: Default::default(),
+            volumes: Vec::new(),
         },
         defaults: TemplateDefaults {
             user: Some("user".to_owned()),
@@ -370,6 +371,38 @@ pub(super) async fn a_network_policy_is_replaced(store: &dyn Store) {
     assert!(matches!(missing, Err(StoreError::NotFound { .. })));
 }
 
+pub(super) async fn volumes_have_names_of_their_own_and_are_deleted_once(store: &dyn Store) {
+    let volume = |workspace: &str, name: &str| VolumeRecord {
+        id: Id::random(),
+        workspace: Workspace::new(workspace),
+        name: name.to_owned(),
+        created: 7,
+    };
+    let (b, a, other) = (
+        volume("default", "b"),
+        volume("default", "a"),
+        volume("other", "a"),
+    );
+    for one in [&b, &a, &other] {
+        store.insert_volume(one).await.unwrap();
+    }
+    let again = store.insert_volume(&volume("default", "a")).await;
+    assert!(matches!(again, Err(StoreError::AlreadyExists { .. })));
+    let names: Vec<String> = store
+        .volumes()
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|v| v.name)
+        .collect();
+    assert_eq!(names, ["a", "a", "b"]);
+    let elsewhere = store.delete_volume(&Workspace::new("other"), &a.id).await;
+    assert!(matches!(elsewhere, Err(StoreError::NotFound { .. })));
+    store.delete_volume(&Workspace::default(), &a.id).await.unwrap();
+    assert!(store.delete_volume(&Workspace::default(), &a.id).await.is_err());
+    assert_eq!(store.volumes().await.unwrap(), [other, b]);
+}
+
 pub(super) async fn a_store_is_new_until_something_is_put_into_it(store: &dyn Store) {
     assert!(store.is_new().await.unwrap());
     store.insert_key(&key("k", 1)).await.unwrap();
@@ -401,6 +434,7 @@ macro_rules! conformance {
             templates_are_listed_by_name_and_deleted_once
             agents_are_counted_by_their_template
             nothing_of_another_workspace_is_seen
+            volumes_have_names_of_their_own_and_are_deleted_once
             keys_are_found_by_prefix_and_remember_their_last_use
             a_store_is_new_until_something_is_put_into_it
         );

@@ -11,7 +11,7 @@ use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
     AgentRecord, BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, KeyRecord,
     NewAgentRecord, Origin, Profile, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord, State,
-    Status, TemplateRecord, Workspace,
+    Status, TemplateRecord, VolumeRecord, Workspace,
 };
 
 #[derive(Default)]
@@ -23,6 +23,7 @@ struct Tables {
     events: Vec<EventRecord>,
     templates: Vec<TemplateRecord>,
     keys: Vec<KeyRecord>,
+    volumes: Vec<VolumeRecord>,
     holds: Vec<HoldRecord>,
     snapshots: Vec<SnapshotRecord>,
     secrets: BTreeMap<String, [u8; 32]>,
@@ -439,6 +440,36 @@ impl Store for MemoryStore {
             .iter()
             .filter(|agent| agent.profile.template_id == *id)
             .count() as u64)
+    }
+
+    async fn insert_volume(&self, volume: &VolumeRecord) -> Result<()> {
+        let mut tables = self.tables();
+        let same = |known: &VolumeRecord| known.workspace == volume.workspace && known.name == volume.name;
+        if tables.volumes.iter().any(same) {
+            return Err(StoreError::AlreadyExists {
+                kind: "a volume",
+                name: volume.name.clone(),
+            });
+        }
+        tables.volumes.push(volume.clone());
+        tables.volumes.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(())
+    }
+
+    async fn volumes(&self) -> Result<Vec<VolumeRecord>> {
+        Ok(self.tables().volumes.clone())
+    }
+
+    async fn delete_volume(&self, workspace: &Workspace, id: &Id) -> Result<()> {
+        let mut tables = self.tables();
+        let before = tables.volumes.len();
+        tables
+            .volumes
+            .retain(|volume| volume.id != *id || volume.workspace != *workspace);
+        if tables.volumes.len() == before {
+            return Err(missing("volume", id.as_str()));
+        }
+        Ok(())
     }
 
     async fn insert_key(&self, key: &KeyRecord) -> Result<()> {

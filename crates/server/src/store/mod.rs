@@ -9,7 +9,7 @@ use dorm_engine::network::Policy;
 
 use crate::records::{
     AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Origin, Reach,
-    SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, Workspace,
+    SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, VolumeRecord, Workspace,
 };
 
 #[cfg(test)]
@@ -126,6 +126,11 @@ pub trait Store: Send + Sync + 'static {
     async fn delete_template(&self, workspace: &Workspace, id: &Id) -> Result<()>;
     /// How many agents were made from the template.
     async fn agents_of_template(&self, id: &Id) -> Result<u64>;
+
+    async fn insert_volume(&self, volume: &VolumeRecord) -> Result<()>;
+    /// Of all workspaces, by name.
+    async fn volumes(&self) -> Result<Vec<VolumeRecord>>;
+    async fn delete_volume(&self, workspace: &Workspace, id: &Id) -> Result<()>;
 
     async fn insert_key(&self, key: &KeyRecord) -> Result<()>;
     /// Oldest first.

@@ -265,6 +265,7 @@ impl Build {
                 io_bps: None,
             },
             network: Default::default(),
+            volumes: Vec::new(),
             boot: BootConfig {
                 protocol: PROTOCOL_VERSION,
                 agent_id: id.to_string(),

@@ -270,6 +270,7 @@ impl Bench {
             keep_awake: true,
             public: false,
             network: Default::default(),
+            volumes: Vec::new(),
             start: true,
         };
         self.client.post("/v1/agents", &request).await

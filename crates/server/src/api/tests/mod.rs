@@ -33,6 +33,7 @@ use crate::store::memory::MemoryStore;
 use crate::store::{SqliteStore, Store};
 use crate::templates::{self, Templates};
 use crate::tokens::Tokens;
+use crate::volumes::Volumes;
 
 mod agents;
 mod daemon;
@@ -89,7 +90,9 @@ impl Server {
             build_slots: build_slots.clone(),
         };
         let sandboxes = Sandboxes::open(store.clone(), registry.clone()).await.unwrap();
+        let volumes = Volumes::open(store.clone(), homes.clone(), registry.clone(), true);
         let state = AppState::new(Shared {
+            volumes: volumes.await.unwrap(),
             sandboxes,
             config,
             store,

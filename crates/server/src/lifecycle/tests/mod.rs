@@ -102,6 +102,7 @@ impl World {
             env: [("B".to_owned(), "agent".to_owned())].into(),
             sleep: Sleep::default(),
             network: Default::default(),
+            volumes: Vec::new(),
         };
         let workspace = Workspace::default();
         Creation {

@@ -15,7 +15,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
     AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Origin, Reach,
-    SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, Workspace,
+    SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, VolumeRecord, Workspace,
 };
 
 mod agents;
@@ -28,6 +28,7 @@ mod snapshots;
 mod templates;
 #[cfg(test)]
 mod tests;
+mod volumes;
 
 const READERS: u32 = 2;
 
@@ -219,6 +220,18 @@ impl Store for SqliteStore {
 
     async fn agents_of_template(&self, id: &Id) -> Result<u64> {
         self.count_agents_of_template(id).await
+    }
+
+    async fn insert_volume(&self, volume: &VolumeRecord) -> Result<()> {
+        self.do_insert_volume(volume).await
+    }
+
+    async fn volumes(&self) -> Result<Vec<VolumeRecord>> {
+        self.all_volumes().await
+    }
+
+    async fn delete_volume(&self, workspace: &Workspace, id: &Id) -> Result<()> {
+        self.do_delete_volume(workspace, id).await
     }
 
     async fn insert_key(&self, key: &KeyRecord) -> Result<()> {

@@ -10,7 +10,7 @@ use sqlx::sqlite::SqliteRow;
 use super::{Result, StoreError};
 use crate::records::{
     AgentRecord, AgentSpec, EventRecord, HoldRecord, KeyRecord, Lifetime, Profile, SandboxRecord,
-    SecretRecord, SnapshotRecord, State, Status, TemplateRecord, Workspace,
+    SecretRecord, SnapshotRecord, State, Status, TemplateRecord, VolumeRecord, Workspace,
 };
 
 /// Reads the columns of one row and collects what is wrong with them.
@@ -102,6 +102,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
             env: Default::default(),
             sleep: Default::default(),
             network: Default::default(),
+            volumes: Vec::new(),
         }),
         defaults: columns.json("defaults").unwrap_or_default(),
         slot: columns.unsigned("slot").unwrap_or(u32::MAX),
@@ -245,6 +246,19 @@ pub(super) fn secret(row: &SqliteRow) -> Result<SecretRecord> {
         })
     })();
     record.ok_or_else(|| damaged("secret", row, columns))
+}
+
+pub(super) fn volume(row: &SqliteRow) -> Result<VolumeRecord> {
+    let mut columns = Columns::of(row);
+    let record = (|| {
+        Some(VolumeRecord {
+            id: columns.parse("id")?,
+            workspace: Workspace::new(&columns.get::<String>("workspace")?),
+            name: columns.get("name")?,
+            created: columns.get("created")?,
+        })
+    })();
+    record.ok_or_else(|| damaged("volume", row, columns))
 }
 
 pub(super) fn key(row: &SqliteRow) -> Result<KeyRecord> {

@@ -1,0 +1,134 @@
+//! Volumes: files that outlive the agents that mount them.
+
+use anyhow::{Context, Result, ensure};
+
+use crate::harness::{self, Server};
+
+harness::tests![
+    a_volume_outlives_its_agent,
+    two_agents_share_a_volume_each_with_its_own_users,
+    a_volume_is_there_after_stop_hibernation_and_fork,
+    a_volume_that_is_mounted_cannot_be_deleted,
+    a_volume_that_is_half_made_or_half_deleted_is_gone_after_the_next_start,
+    an_agent_cannot_mount_what_is_not_there_or_where_it_must_not,
+];
+
+/// A volume, deleted at the end of the test.
+struct Volume {
+    server: std::sync::Arc<Server>,
+    name: String,
+    id: String,
+}
+
+impl Volume {
+    fn new(server: &std::sync::Arc<Server>, name: &str) -> Result<Self> {
+        let made = server.json(&["volume", "create", name])?;
+        let id = made["id"].as_str().context("a volume has an id")?.to_owned();
+        Ok(Self { server: server.clone(), name: name.to_owned(), id })
+    }
+
+    fn at(&self, path: &str) -> String {
+        format!("{}:{path}", self.name)
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        let _ = self.server.dorm(&["volume", "rm", &self.name]);
+    }
+}
+
+fn a_volume_outlives_its_agent() -> Result<()> {
+    let server = Server::shared()?;
+    let volume = Volume::new(&server, "outlives")?;
+    let agent = server.agent_with("writer", &["--volume", &volume.at("/data")])?;
+    agent.sh("echo kept > /data/file && mkdir /data/own && ln -s /etc/passwd /data/link")?.succeeded()?;
+    ensure!(agent.sh_text("stat -c %U /data/file")? == "user");
+    drop(agent);
+    let agent = server.agent_with("reader", &["--volume", &volume.at("/home/user/again")])?;
+    ensure!(agent.sh_text("cat ~/again/file; stat -c %U ~/again/file")? == "kept\nuser");
+    Ok(())
+}
+
+fn two_agents_share_a_volume_each_with_its_own_users() -> Result<()> {
+    let server = Server::shared()?;
+    let volume = Volume::new(&server, "shared")?;
+    let one = server.agent_with("share-a", &["--volume", &volume.at("/shared")])?;
+    let two = server.agent_with("share-b", &["--volume", &volume.at("/shared")])?;
+    one.root("echo root > /shared/of-root && chmod 600 /shared/of-root && echo a > /shared/a")?.succeeded()?;
+    ensure!(two.root_text("cat /shared/of-root; stat -c %u /shared/of-root")? == "root\n0");
+    ensure!(two.sh("cat /shared/of-root")?.code != 0, "an ordinary user read what is root's");
+    two.sh("echo b > /shared/b")?.succeeded()?;
+    ensure!(one.sh_text("cat /shared/b")? == "b");
+    Ok(())
+}
+
+fn a_volume_is_there_after_stop_hibernation_and_fork() -> Result<()> {
+    let server = Server::shared()?;
+    let volume = Volume::new(&server, "stays")?;
+    let agent = server.agent_with("stays", &["--volume", &volume.at("/data"), "--volume", &volume.at("/srv/b")])?;
+    agent.sh("echo 1 > /data/count; cd /data; nohup sh -c 'i=0; while true; do i=$((i+1)); echo $i > /tmp/ticks; sleep 0.05; done' >/dev/null 2>&1 &")?.succeeded()?;
+    let pid = agent.sh_text("pgrep -f 'while true' | head -1")?;
+    server.dorm(&["hibernate", &agent.name])?.succeeded()?;
+    ensure!(agent.state()? == "hibernated");
+    ensure!(agent.sh_text("cat /data/count /srv/b/count")? == "1\n1");
+    ensure!(agent.sh_text("pgrep -f 'while true' | head -1")? == pid, "its memory is lost: {}", agent.show()?["reason"]);
+    ensure!(agent.sh_text(&format!("readlink /proc/{pid}/cwd"))? == "/data");
+    agent.sh("echo 2 > /srv/b/count")?.succeeded()?;
+    let name = format!("{}-fork", agent.name);
+    server.dorm(&["fork", &agent.name, &name])?.succeeded()?;
+    let fork = server.adopt(&name)?;
+    ensure!(fork.sh_text("cat /data/count")? == "2");
+    fork.sh("echo 3 > /data/count")?.succeeded()?;
+    ensure!(agent.sh_text("cat /data/count")? == "3", "a fork shares the volume");
+    agent.stop()?;
+    agent.start()?;
+    ensure!(agent.sh_text("cat /data/count")? == "3");
+    Ok(())
+}
+
+fn a_volume_that_is_mounted_cannot_be_deleted() -> Result<()> {
+    let server = Server::shared()?;
+    let volume = Volume::new(&server, "in-use")?;
+    let agent = server.agent_with("user-of", &["--volume", &volume.at("/data"), "--no-start"])?;
+    let refused = server.dorm(&["volume", "rm", "in-use"])?;
+    ensure!(refused.code != 0 && refused.stderr.contains(&agent.name), "{}", refused.stderr);
+    let twice = server.dorm(&["volume", "create", "in-use"])?;
+    ensure!(twice.code != 0 && twice.stderr.contains("already"), "{}", twice.stderr);
+    let listed = server.json(&["volume", "ls"])?;
+    let listed = listed.as_array().into_iter().flatten().find(|v| v["name"] == "in-use").context("not listed")?.clone();
+    ensure!(listed["agents"][0] == agent.name.as_str());
+    drop(agent);
+    server.dorm(&["volume", "rm", "in-use"])?.succeeded()?;
+    ensure!(!server.data.join("pool/volumes").join(&volume.id).exists(), "its files are left");
+    Ok(())
+}
+
+fn a_volume_that_is_half_made_or_half_deleted_is_gone_after_the_next_start() -> Result<()> {
+    let server = Server::start()?;
+    let kept = Volume::new(&server, "kept")?;
+    server.sigterm()?;
+    let volumes = server.data.join("pool/volumes");
+    let stray = volumes.join("strayvolumewithnorec");
+    std::process::Command::new("btrfs").args(["subvolume", "create"]).arg(&stray).output()?;
+    ensure!(stray.exists());
+    server.launch(&[])?;
+    ensure!(!stray.exists() && volumes.join(&kept.id).exists());
+    Ok(())
+}
+
+fn an_agent_cannot_mount_what_is_not_there_or_where_it_must_not() -> Result<()> {
+    let server = Server::shared()?;
+    let volume = Volume::new(&server, "picky")?;
+    for (mount, reason) in [
+        ("nothing:/data".to_owned(), "no volume"),
+        (volume.at("/proc/x"), "cannot be mounted"),
+        (volume.at("/a/../../b"), "cannot be mounted"),
+        (volume.at("/"), "cannot be mounted"),
+    ] {
+        let refused = server.dorm(&["new", "refused", "--volume", &mount])?;
+        ensure!(refused.code != 0 && refused.stderr.contains(reason), "{mount}: {}", refused.stderr);
+    }
+    ensure!(!server.names()?.iter().any(|name| name == "refused"));
+    Ok(())
+}
