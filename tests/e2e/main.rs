@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         eprintln!("error: signals cannot be handled: {error}");
         return ExitCode::FAILURE;
     }
-    if let Err(error) = harness::World::set_up() {
+    if let Err(error) = harness::World::set_up("dorm-e2e-") {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
     }

@@ -36,10 +36,12 @@ fn own_groups() -> io::Result<Vec<libc::gid_t>> {
 }
 
 fn set_fs_ids(uid: u32, gid: u32) -> io::Result<()> {
-    // SAFETY: both calls take integers. They report no error, so the second pair asks what holds now.
+    // SAFETY: all calls take integers. The first pair reports no error, so the second asks what holds now.
     let (now_uid, now_gid) = unsafe {
         libc::syscall(libc::SYS_setfsgid, gid);
         libc::syscall(libc::SYS_setfsuid, uid);
+        // The change has marked the memory as not to be dumped, and it could not be put to disk any more.
+        libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
         (
             libc::syscall(libc::SYS_setfsuid, -1),
             libc::syscall(libc::SYS_setfsgid, -1),

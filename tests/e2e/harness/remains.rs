@@ -1,6 +1,6 @@
 //! What a daemon and its boxes have on the host, found without asking the daemon.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -107,6 +107,20 @@ impl Remains {
         names_in(&self.data.join("pool/homes"))
     }
 
+    pub(crate) fn snapshots(&self) -> BTreeSet<String> {
+        names_in(&self.data.join("pool/snapshots"))
+    }
+
+    /// Memory images by agent, unfinished ones and those that were set aside included.
+    pub(crate) fn images(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let images = self.data.join("images");
+        let of = |agent: String| {
+            let kept = names_in(&images.join(&agent));
+            (agent, kept)
+        };
+        names_in(&images).into_iter().map(of).collect()
+    }
+
     pub(crate) fn templates(&self) -> BTreeSet<String> {
         names_in(&self.data.join("pool/templates"))
     }
@@ -128,6 +142,9 @@ impl Remains {
         let home = self.data.join("pool/homes").join(id);
         if home.exists() {
             found.push(format!("home {}", home.display()));
+        }
+        if let Some(images) = self.images().get(id) {
+            found.push(format!("memory images {images:?}"));
         }
         found
     }

@@ -221,6 +221,18 @@ impl Server {
         cli::wait(&mut child, SHUTDOWN).context("the daemon goes on")
     }
 
+    /// Whether the daemon has ended by itself.
+    pub(crate) fn has_ended(&self) -> bool {
+        let mut daemon = self.lock();
+        daemon
+            .as_mut()
+            .is_some_and(|child| child.try_wait().is_ok_and(|ended| ended.is_some()))
+    }
+
+    pub(crate) fn runs(&self) -> bool {
+        self.lock().is_some()
+    }
+
     /// Kills the daemon and takes away all that a reboot takes away.
     pub(crate) fn simulate_reboot(&self) -> Result<()> {
         self.kill9()?;

@@ -13,7 +13,8 @@ use super::remains::Remains;
 use super::{host, outside};
 
 const PARENT: &str = "/var/tmp";
-const PREFIX: &str = "dorm-e2e-";
+/// A work directory that holds this file is kept until somebody removes it.
+const KEPT: &str = "kept";
 const POOL_SIZE: u64 = 16 << 30;
 /// Runs that may go on at the same time.
 const RUNS: u32 = 31;
@@ -37,13 +38,14 @@ impl World {
             .expect("the runner sets the world up before the first test")
     }
 
-    pub(crate) fn set_up() -> Result<()> {
+    /// Work directories are called `prefix` and the pid of their run.
+    pub(crate) fn set_up(prefix: &str) -> Result<()> {
         ensure!(
             rustix::process::geteuid().is_root(),
             "the end-to-end tests start real boxes and need root"
         );
-        clean_up_after_crashes()?;
-        let root = Path::new(PARENT).join(format!("{PREFIX}{}", std::process::id()));
+        clean_up_after_crashes(prefix)?;
+        let root = Path::new(PARENT).join(format!("{prefix}{}", std::process::id()));
         fs::create_dir(&root).with_context(|| format!("cannot make {}", root.display()))?;
         let (slot, held) = take_slot()?;
         let world = World {
@@ -81,6 +83,17 @@ impl World {
         Ok(self.servers.fetch_add(1, Ordering::SeqCst))
     }
 
+    /// Ends every process of this run and keeps its files, to be looked at.
+    pub(crate) fn keep() {
+        let Some(world) = WORLD.get() else { return };
+        world.ending.store(true, Ordering::SeqCst);
+        let kept = fs::write(world.root.join(KEPT), "").map_err(anyhow::Error::from);
+        match kept.and_then(|()| end(&world.root)) {
+            Ok(()) => eprintln!("kept: {}", world.root.display()),
+            Err(error) => eprintln!("kept: {}, not in order: {error:#}", world.root.display()),
+        }
+    }
+
     /// Ends everything that this run started, whatever state it is in.
     pub(crate) fn tear_down() {
         let Some(world) = WORLD.get() else { return };
@@ -115,14 +128,14 @@ fn take_slot() -> Result<(u32, fs::File)> {
     bail!("{RUNS} runs of these tests go on already")
 }
 
-fn clean_up_after_crashes() -> Result<()> {
+fn clean_up_after_crashes(prefix: &str) -> Result<()> {
     let of_crashed = |entry: &fs::DirEntry| {
         let name = entry.file_name();
         let pid = name
             .to_str()
-            .and_then(|n| n.strip_prefix(PREFIX))
+            .and_then(|n| n.strip_prefix(prefix))
             .and_then(|n| n.parse::<u32>().ok());
-        pid.is_some_and(|pid| !runs_tests(pid))
+        pid.is_some_and(|pid| !runs_tests(pid)) && !entry.path().join(KEPT).exists()
     };
     for entry in fs::read_dir(PARENT)?.flatten().filter(of_crashed) {
         eprintln!("cleaning up after an earlier run: {}", entry.path().display());
@@ -151,7 +164,8 @@ fn runs_tests(pid: u32) -> bool {
     theirs.is_some() && stem(own) == stem(theirs)
 }
 
-fn destroy(root: &Path) -> Result<()> {
+/// Takes away all of a run but its work directory.
+fn end(root: &Path) -> Result<()> {
     for pid in host::processes_naming(root)? {
         host::kill(pid);
     }
@@ -159,6 +173,11 @@ fn destroy(root: &Path) -> Result<()> {
         Remains::of(&data).destroy()?;
     }
     outside::destroy(root);
+    Ok(())
+}
+
+fn destroy(root: &Path) -> Result<()> {
+    end(root)?;
     for at in host::mounts_below(root)?.into_iter().rev() {
         command("umount", &["--lazy", &at])?;
     }
