@@ -304,6 +304,15 @@ impl Engine for FakeEngine {
         Ok(there)
     }
 
+    async fn recover(&self, spec: &BoxSpec, _image: &Path) -> Result<Option<BoxRecord>> {
+        let world = self.world();
+        let living = world
+            .boxes
+            .get(&spec.id)
+            .filter(|one| one.ended.borrow().is_none());
+        Ok(living.map(|one| one.record.clone()))
+    }
+
     async fn stop(&self, id: &Id, _grace: Duration) -> Result<()> {
         {
             let mut world = self.world();

@@ -279,6 +279,10 @@ pub trait Engine: Send + Sync + 'static {
     /// its remains are then removed as by [`Engine::sweep`].
     async fn adopt(&self, spec: &BoxSpec, record: &BoxRecord) -> Result<bool>;
 
+    /// Takes charge of a box that was being restored from `image` when its daemon ended, if it came up: it has gone on since,
+    /// and neither the image nor anything else is what it is now. `None` if there is no such box; its remains are to be swept.
+    async fn recover(&self, spec: &BoxSpec, image: &std::path::Path) -> Result<Option<BoxRecord>>;
+
     /// Asks every process of the box to end, ends the rest after `grace`, and removes the box.
     /// Returns when nothing of it is left. Stopping a box that is not running is no error.
     async fn stop(&self, id: &Id, grace: Duration) -> Result<()>;
@@ -401,6 +405,10 @@ pub trait Homes: Send + Sync + 'static {
     /// A number that grows whenever something in the home has changed on disk. Two equal answers, each
     /// taken while no process could write, mean that nothing changed in between.
     async fn generation(&self, id: &Id) -> Result<u64>;
+
+    /// Whether everything that can be seen in the home is as it was at generation `since`. The generation itself may have
+    /// grown: a deleted file goes for good when the last process ends that had it open.
+    async fn is_unchanged(&self, id: &Id, since: u64) -> Result<bool>;
 }
 
 /// Room in the pool, and what it may still grow to.

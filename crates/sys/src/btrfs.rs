@@ -99,6 +99,31 @@ struct InoLookup {
     name: [u8; 4080],
 }
 
+#[repr(C)]
+struct Search {
+    tree_id: u64,
+    min_objectid: u64,
+    max_objectid: u64,
+    min_offset: u64,
+    max_offset: u64,
+    min_transid: u64,
+    max_transid: u64,
+    min_type: u32,
+    max_type: u32,
+    nr_items: u32,
+    unused: [u32; 9],
+    buf_size: u64,
+    buffer: [u8; SEARCH_BUFFER],
+}
+
+const SEARCH_BUFFER: usize = 64 << 10;
+/// The part of [`Search`] whose size names the request.
+const SEARCH_HEAD: usize = 112;
+const SEARCH_ITEM_HEAD: usize = 32;
+const INODE_ITEM: u32 = 1;
+const FIRST_INODE: u64 = 256;
+const LAST_INODE: u64 = u64::MAX - 256;
+
 /// Calls an ioctl of the btrfs family.
 ///
 /// # Safety
@@ -196,6 +221,59 @@ pub fn generation(subvolume: BorrowedFd<'_>) -> io::Result<u64> {
         // This one answers 1 in place of 0 where its search ended beside the key; the structure is filled all the same.
         Err(e) if e.raw_os_error().is_some() => Err(e),
         _ => Ok(info.generation),
+    }
+}
+
+/// Whether an inode of the subvolume, of those that still exist, has changed since the commit `generation`. Every
+/// change that anybody could see leaves such a mark: of a file in itself, of a name in its directory. A deleted file that
+/// goes with its last descriptor leaves none.
+pub fn changed_since(subvolume: BorrowedFd<'_>, generation: u64) -> io::Result<bool> {
+    let field = |bytes: &[u8], at: usize| {
+        let eight = bytes.get(at..at + 8).and_then(|b| b.try_into().ok());
+        eight.map(u64::from_le_bytes).unwrap_or_default()
+    };
+    let mut search = Box::new(Search {
+        tree_id: 0,
+        min_objectid: FIRST_INODE,
+        max_objectid: LAST_INODE,
+        min_offset: 0,
+        max_offset: u64::MAX,
+        min_transid: generation + 1,
+        max_transid: u64::MAX,
+        min_type: 0,
+        max_type: u32::MAX,
+        nr_items: 0,
+        unused: [0; 9],
+        buf_size: SEARCH_BUFFER as u64,
+        buffer: [0; SEARCH_BUFFER],
+    });
+    loop {
+        search.nr_items = u32::MAX;
+        // SAFETY: BTRFS_IOC_TREE_SEARCH_V2 takes btrfs_ioctl_search_args_v2, which ends in a buffer of `buf_size` bytes.
+        unsafe { call(subvolume, ioc(READ | WRITE, 17, SEARCH_HEAD), &mut *search) }?;
+        let mut items = &search.buffer[..];
+        let mut last = None;
+        for _ in 0..search.nr_items {
+            let (head, rest) = items.split_at(SEARCH_ITEM_HEAD);
+            let (objectid, offset, kind_and_length) = (field(head, 8), field(head, 16), field(head, 24));
+            let (kind, length) = (kind_and_length as u32, (kind_and_length >> 32) as usize);
+            // An inode begins with the commit that made it, and the one that changed it last.
+            if kind == INODE_ITEM && field(rest, 8) > generation {
+                return Ok(true);
+            }
+            last = Some((objectid, kind, offset));
+            items = &rest[length..];
+        }
+        // The search goes on behind the last item.
+        match last {
+            None => return Ok(false),
+            Some((objectid, kind, u64::MAX)) => {
+                (search.min_objectid, search.min_type, search.min_offset) = (objectid, kind + 1, 0);
+            }
+            Some((objectid, kind, offset)) => {
+                (search.min_objectid, search.min_type, search.min_offset) = (objectid, kind, offset + 1);
+            }
+        }
     }
 }
 
@@ -320,3 +398,5 @@ const _: () = assert!(size_of::<VolArgs>() == 4096);
 const _: () = assert!(size_of::<FsInfo>() == 1024);
 const _: () = assert!(size_of::<InoLookup>() == 4096);
 const _: () = assert!(size_of::<SubvolInfo>() == 504);
+const _: () = assert!(std::mem::offset_of!(Search, buf_size) == 104);
+const _: () = assert!(std::mem::offset_of!(Search, buffer) == SEARCH_HEAD);

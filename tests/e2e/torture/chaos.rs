@@ -202,26 +202,19 @@ impl Torture {
                 .collect();
             (answers, killed)
         });
-        // A fault may strike a moment after its operation was answered, or in what the daemon does by itself.
-        let killed = killed
-            .context("the daemon died before it was killed")
-            .or_else(|error| {
-                if self.armed.is_some() {
-                    Ok(true)
-                } else {
-                    Err(error)
-                }
-            })?;
-        let struck = self.armed.filter(|_| killed || self.server.has_ended());
+        let killed = killed?;
+        let lost = answers.iter().any(|answer| matches!(answer, Answer::Lost(_)));
+        let struck = self.armed.filter(|_| !killed && self.dies(lost));
         if let Some(point) = struck {
             *self.blows.entry("faults").or_default() += 1;
             self.note(format!("died at {}", point.name()));
-            let _ = self.server.kill9();
-            self.armed = None;
-        } else if self.server.has_ended() && !killed {
-            anyhow::bail!("the daemon ended by itself");
+            self.server.kill9()?;
         }
+        ensure!(!self.server.has_ended(), "the daemon ended by itself");
         let shaken = killed || struck.is_some();
+        if shaken {
+            self.armed = None;
+        }
         let mut news = Vec::new();
         for ((name, operation), answer) in batch.into_iter().zip(answers) {
             self.operations += 1;
@@ -233,6 +226,7 @@ impl Torture {
             news.push((name, operation, found));
         }
         match blow {
+            Blow::Reboot | Blow::Orderly if struck.is_some() => {}
             Blow::Reboot => {
                 *self.blows.entry("reboots").or_default() += 1;
                 self.note("the machine goes down".to_owned());
@@ -266,6 +260,18 @@ impl Torture {
             inspect::settled(&self.server, &self.agents)?;
         }
         Ok(())
+    }
+
+    /// Whether the fault has struck. An answer that is lost tells of it a moment before the process is gone.
+    fn dies(&self, lost: bool) -> bool {
+        let until = Instant::now() + Duration::from_secs(if lost { 10 } else { 0 });
+        while !self.server.has_ended() {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
     }
 
     fn launch(&mut self, fault: Option<Point>) -> Result<()> {

@@ -55,7 +55,7 @@ pub(crate) fn adopt_snapshot(server: &Server, name: &str, agent: &mut Agent, lab
             } else {
                 agent.without_memory()
             };
-            agent.snapshots.push(Snapshot { id, full, worlds });
+            agent.snapshots.push(Snapshot { id, worlds });
         }
     }
     Ok(())

@@ -39,7 +39,6 @@ pub(crate) struct Seen {
 #[derive(Debug, Clone)]
 pub(crate) struct Snapshot {
     pub(crate) id: String,
-    pub(crate) full: bool,
     pub(crate) worlds: BTreeSet<World>,
 }
 

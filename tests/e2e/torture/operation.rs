@@ -64,13 +64,13 @@ pub(crate) enum Calm {
 }
 
 /// Holds a deleted file open, and a counter in its memory alone; answers on pipes.
-const KEEPER: &str = "setsid bash -c 'exec 9> ~/.ghost; rm ~/.ghost; echo ghost >&9; n=0; mkfifo /tmp/k.in; mkfifo /tmp/k.out; \
-    while :; do read -r what < /tmp/k.in || continue; [ \"$what\" = more ] && n=$((n+1)); echo \"TOKEN $n\" > /tmp/k.out; done' \
-    < /dev/null > /dev/null 2>&1 & until [ -p /tmp/k.out ]; do sleep 0.02; done";
+const KEEPER: &str = "setsid bash -c 'exec 9> ~/.ghost; rm ~/.ghost; echo ghost >&9; n=0; mkfifo /dev/shm/k.in; mkfifo /dev/shm/k.out; \
+    while :; do read -r what < /dev/shm/k.in || continue; [ \"$what\" = more ] && n=$((n+1)); echo \"TOKEN $n\" > /dev/shm/k.out; done' \
+    < /dev/null > /dev/null 2>&1 & until [ -p /dev/shm/k.out ]; do sleep 0.02; done";
 
 fn ask(what: &str) -> String {
     format!(
-        "if [ -p /tmp/k.out ]; then timeout 50 flock /tmp/k.lock bash -c 'echo {what} > /tmp/k.in; read a < /tmp/k.out; \
+        "if [ -p /dev/shm/k.out ]; then timeout 50 flock /dev/shm/k.lock bash -c 'echo {what} > /dev/shm/k.in; read a < /dev/shm/k.out; \
          echo memory $a'; else echo nothing; fi"
     )
 }
@@ -249,7 +249,10 @@ pub(crate) fn absorb(
         Operation::Hibernate => agent.on_disk = true,
         Operation::Pause | Operation::Wake | Operation::Start | Operation::Storm { .. } => {}
         Operation::Hold => agent.on_disk = was_on_disk,
-        Operation::Stop => agent.worlds = agent.without_memory(),
+        Operation::Stop => {
+            agent.must_stop = false;
+            agent.worlds = agent.without_memory();
+        }
         Operation::Snapshot { .. } => {
             agent.on_disk = was_on_disk;
             let taken = snapshot(agent, value);
@@ -278,7 +281,6 @@ fn snapshot(agent: &Agent, value: &Value) -> Snapshot {
     let full = value["kind"] == "full";
     Snapshot {
         id: text(&value["id"]),
-        full,
         worlds: if full {
             agent.worlds.clone()
         } else {

@@ -193,6 +193,10 @@ impl Engine for Container {
         self.adopt_box(spec, record).await
     }
 
+    async fn recover(&self, spec: &BoxSpec, image: &Path) -> Result<Option<BoxRecord>> {
+        self.recover_box(spec, image).await
+    }
+
     async fn stop(&self, id: &Id, grace: Duration) -> Result<()> {
         self.stop_box(id, grace).await
     }

@@ -122,9 +122,8 @@ impl Manifest {
         })
     }
 
-    /// Reads the manifest and compares everything with it but the contents of the memory, which is left to the second
-    /// part of the answer. The error says what is wrong, in words.
-    pub(crate) fn open(image: &Path) -> Result<(Self, Pages), String> {
+    /// The error says what is wrong, in words.
+    pub(crate) fn read(image: &Path) -> Result<Self, String> {
         let text = fs::read(image.join(NAME)).map_err(|e| format!("its manifest cannot be read: {e}"))?;
         let manifest: Self =
             serde_json::from_slice(&text).map_err(|e| format!("its manifest makes no sense: {e}"))?;
@@ -134,6 +133,13 @@ impl Manifest {
                 manifest.format
             ));
         }
+        Ok(manifest)
+    }
+
+    /// Reads the manifest and compares everything with it but the contents of the memory, which is left to the second
+    /// part of the answer. The error says what is wrong, in words.
+    pub(crate) fn open(image: &Path) -> Result<(Self, Pages), String> {
+        let manifest = Self::read(image)?;
         let mut pages = Vec::new();
         for (name, entry) in &manifest.files {
             let found = fs::metadata(image.join(name))

@@ -299,4 +299,8 @@ impl Homes for FakeHomes {
             .ok_or_else(|| EngineError::NoHome(id.clone()))?;
         Ok(home.generation)
     }
+
+    async fn is_unchanged(&self, id: &Id, since: u64) -> Result<bool> {
+        Ok(self.generation(id).await? == since)
+    }
 }

@@ -311,4 +311,10 @@ impl Homes for Pool {
         let id = id.clone();
         self.blocking(move |pool| pool.home_generation(&id)).await
     }
+
+    async fn is_unchanged(&self, id: &Id, since: u64) -> Result<bool> {
+        let id = id.clone();
+        self.blocking(move |pool| pool.home_is_unchanged(&id, since))
+            .await
+    }
 }

@@ -64,6 +64,16 @@ impl Pool {
         btrfs::generation(home.as_fd()).map_err(failed())
     }
 
+    pub(super) fn home_is_unchanged(&self, id: &Id, since: u64) -> Result<bool> {
+        if self.home_generation(id)? == since {
+            return Ok(true);
+        }
+        let changed = btrfs::changed_since(self.open_home(id)?.as_fd(), since);
+        changed
+            .map(|changed| !changed)
+            .map_err(EngineError::io("cannot tell whether the home changed"))
+    }
+
     fn open_home(&self, id: &Id) -> Result<File> {
         match File::open(self.home_path(id)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Err(EngineError::NoHome(id.clone())),

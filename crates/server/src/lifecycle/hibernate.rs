@@ -28,27 +28,7 @@ pub(super) async fn hibernate(agent: &Arc<Agent>, from: Rest) -> Result<(), Setb
     stopped.map_err(|error| Setback::at(Rest::Failed, Trouble::engine("be put to disk")(error)))?;
     let gone = ctx.faults.reach(Point::HibernateBoxGone).await;
     gone.map_err(|fault| Setback::at(Rest::Failed, fault.into()))?;
-    settle_generation(agent).await;
     Ok(())
-}
-
-/// The end of the last process that had a deleted file open changes the home, though nothing that anybody could see.
-/// The image goes with the home as it is now. If this cannot be recorded, the next wake finds the home changed, and says so.
-async fn settle_generation(agent: &Arc<Agent>) {
-    let (ctx, id) = (&agent.ctx, &agent.profile.id);
-    let Some(mut record) = agent.current_image() else {
-        return;
-    };
-    let Ok(generation) = ctx.homes.generation(id).await else {
-        return;
-    };
-    if generation == record.generation {
-        return;
-    }
-    record.generation = generation;
-    if ctx.store.set_image(id, Some(&record)).await.is_ok() {
-        agent.set_image(Some(record));
-    }
 }
 
 /// Up to the point of no return.

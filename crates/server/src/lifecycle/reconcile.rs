@@ -13,7 +13,7 @@ use futures_util::{StreamExt as _, stream};
 
 use super::decide::{Rest, Transition};
 use super::registry::Context;
-use super::{Agent, Trouble, driver, images, watcher};
+use super::{Agent, Trouble, driver, images, start, watcher};
 use crate::records::{AgentRecord, BoxChange, Change, HoldRecord, ImageChange, Lifetime, State, Status, now};
 use crate::store::StoreError;
 
@@ -44,6 +44,8 @@ enum Plan {
         then: Then,
         gone: Gone,
     },
+    /// It was coming back from disk, and its box may be there, without a record.
+    Recover(Gone),
     /// Remove what there may be of a box.
     NoBox(Gone),
     FinishDelete,
@@ -80,8 +82,9 @@ fn plan(state: State, has_home: bool, has_box_record: bool) -> Plan {
     match (state, has_box_record) {
         (State::Deleting, true | false) => Plan::FinishDelete,
         (State::Stopped | State::Failed, true | false) => Plan::Keep,
+        // With its memory, if it had failed with its memory on disk.
         (State::Starting, true | false) => {
-            Plan::NoBox(Gone::Stopped("the daemon ended while it was starting"))
+            Plan::Recover(Gone::Remembered("the daemon ended while it was starting"))
         }
         (State::Running | State::Freezing, true) => Plan::Adopt {
             then: Then::Runs,
@@ -101,7 +104,7 @@ fn plan(state: State, has_home: bool, has_box_record: bool) -> Plan {
         (State::Hibernated, true | false) => Plan::NoBox(Gone::Remembered(UNKNOWN)),
         // A wake from disk is recorded before it begins, and its box only when it is over.
         (State::Waking, true | false) => {
-            Plan::NoBox(Gone::Remembered("the daemon ended while it was waking"))
+            Plan::Recover(Gone::Remembered("the daemon ended while it was waking"))
         }
         (State::Stopping, true) => Plan::Adopt {
             then: Then::FinishStop,
@@ -236,6 +239,7 @@ async fn settle(ctx: &Arc<Context>, found: &Found, mut record: AgentRecord) {
         Plan::Keep if found.boxes.contains(&id) => sweep(&agent).await,
         Plan::Keep => Ok(()),
         Plan::NoBox(gone) => without_box(&agent, gone).await,
+        Plan::Recover(gone) => recover(&agent, gone).await,
         Plan::FinishDelete => {
             let why = agent.published().status.reason;
             driver::resume(&agent, Transition::Delete { why }, Rest::Failed);
@@ -298,6 +302,39 @@ async fn adopt(agent: &Arc<Agent>, record: BoxRecord, then: Then, gone: Gone) ->
             Ok(())
         }
     }
+}
+
+/// A box that is back has gone on, so that its image is of no use any more: it is kept, or its memory is lost.
+async fn recover(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {
+    let ctx = &agent.ctx;
+    let Some(image) = agent.current_image() else {
+        return without_box(agent, gone).await;
+    };
+    let spec = agent.box_spec();
+    let found = ctx.engine.recover(&spec, &images::path(agent, &image.id)).await;
+    let Some(record) = found.map_err(Trouble::engine("be adopted"))? else {
+        return without_box(agent, gone).await;
+    };
+    if image.foreign
+        && let Err(error) = start::introduce(agent, &spec.boot).await
+    {
+        tracing::warn!(agent = %agent.profile.name, %error, "is restored once more");
+        return without_box(agent, gone).await;
+    }
+    let status = Status::now(State::Running, "woken from disk while the daemon was away");
+    let change = Change {
+        agent: &agent.profile.id,
+        from: agent.state(),
+        to: &status,
+        millis: None,
+        box_record: BoxChange::Set(&record),
+        image: ImageChange::Stale,
+    };
+    ctx.record(&change).await?;
+    agent.now_differs_from_image();
+    let generation = agent.publish_box(status, record);
+    watcher::spawn(agent, generation);
+    Ok(())
 }
 
 async fn without_box(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {

@@ -178,8 +178,8 @@ async fn memory(agent: &Arc<Agent>, id: &Id, has_box: bool) -> Result<Memory, Tr
     match agent.current_image() {
         // It is on disk already, and is never written to again.
         Some(image) => {
-            let generation = ctx.homes.generation(&agent.profile.id).await;
-            if generation.map_err(Trouble::engine(VERB))? != image.generation {
+            let unchanged = ctx.homes.is_unchanged(&agent.profile.id, image.generation);
+            if !unchanged.await.map_err(Trouble::engine(VERB))? {
                 let why = "its files have changed since its memory was saved".to_owned();
                 return Err(Trouble::engine(VERB)(EngineError::BadImage(why)));
             }

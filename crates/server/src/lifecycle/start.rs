@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dorm_engine::{BoxRecord, EngineError};
+use dorm_engine::{BootConfig, BoxRecord, EngineError};
 
 use super::decide::Rest;
 use super::transition::Setback;
@@ -100,8 +100,8 @@ enum Unrestored {
 async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, Unrestored> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
     let in_full = |error: EngineError| Unrestored::Never(dorm_engine::chain(&error));
-    let generation = ctx.homes.generation(id).await.map_err(in_full)?;
-    if generation != image.generation {
+    let unchanged = ctx.homes.is_unchanged(id, image.generation).await;
+    if !unchanged.map_err(in_full)? {
         let changed = "its files have changed since its memory was saved";
         return Err(Unrestored::Never(changed.to_owned()));
     }
@@ -113,14 +113,14 @@ async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, U
         Err(reason) => Unrestored::NotNow(reason),
     })?;
     if image.foreign {
-        let guest = GuestClient::new(ctx.engine.clone(), id.clone());
-        let told = guest.introduce(&boot).await;
-        told.map_err(|error| {
-            Unrestored::Never(format!(
-                "it could not be told who it is: {}",
-                super::in_full(&error)
-            ))
-        })?;
+        introduce(agent, &boot).await.map_err(Unrestored::Never)?;
     }
     Ok(record)
+}
+
+/// Tells a guest that has the memory of another who it is now.
+pub(super) async fn introduce(agent: &Arc<Agent>, boot: &BootConfig) -> Result<(), String> {
+    let guest = GuestClient::new(agent.ctx.engine.clone(), agent.profile.id.clone());
+    let told = guest.introduce(boot).await;
+    told.map_err(|error| format!("it could not be told who it is: {}", super::in_full(&error)))
 }

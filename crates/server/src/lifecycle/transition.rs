@@ -282,6 +282,16 @@ async fn come_to_rest(
             agent.publish(status);
             Err(setback.trouble)
         }
+        // Its memory is nowhere but in the box now, and the next daemon finds a box that was waking.
+        (Ok(Made::Box(up)), Err(error)) if agent.current_image().is_some() =>
+        {
+            agent.now_differs_from_image();
+            let trouble = Trouble::from(error);
+            tracing::error!(agent = %agent.profile.name, reason = %trouble.in_full(), "is awake, which could not be recorded");
+            let generation = agent.publish_box(status, up.record);
+            watcher::spawn(agent, generation);
+            Err(trouble)
+        }
         (Ok(made), Err(error)) => {
             // The store still says what is under way, which the next daemon puts in order.
             // A box that nobody would know of must not go on.

@@ -192,11 +192,14 @@ async fn a_crash_of_the_host_loses_no_memory_that_is_on_disk() {
 }
 
 #[tokio::test]
-async fn a_wake_that_a_crash_interrupts_is_as_if_it_had_not_begun() {
-    for point in [Point::StartRecorded, Point::StartBoxUp] {
+async fn a_wake_that_a_crash_interrupts_has_not_begun_or_is_over() {
+    for (point, expected) in [
+        (Point::StartRecorded, State::Hibernated),
+        (Point::StartBoxUp, State::Running),
+    ] {
         let world = die_at(point, Act::Wake, Lifetime::Persistent, false).await;
         let agent = world.get("one").unwrap();
-        assert_eq!(agent.state(), State::Hibernated, "{point:?}");
+        assert_eq!(agent.state(), expected, "{point:?}");
         agent.ensure_running().await.unwrap();
         assert_eq!(
             world.engine.memory(&agent.profile.id).as_deref(),
