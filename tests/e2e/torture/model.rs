@@ -139,8 +139,8 @@ impl Agent {
     /// Leaves the worlds that fit with what was seen. The error says what was expected.
     pub(crate) fn look(&mut self, seen: &Seen) -> Result<(), String> {
         let fits = |world: &World| -> Option<World> {
-            let files = seen.files.iter().filter(|(name, _)| !self.loose.contains(*name));
-            if !files.eq(world.files.iter()) {
+            let firm = |entry: &(&String, &String)| !self.loose.contains(entry.0);
+            if !seen.files.iter().filter(firm).eq(world.files.iter().filter(firm)) {
                 return None;
             }
             let memory = match (&world.memory, seen.memory) {

@@ -44,7 +44,8 @@ impl Container {
             return Ok(None);
         };
         let netns = dorm_sys::namespace::open(first, "net").map_err(failed())?;
-        // Of all that is done once a box is back, this alone is not seen from outside.
+        // What was to be done once the box is back.
+        self.network.apply(&spec.id, spec.slot, &spec.network).await?;
         dorm_sys::namespace::open(first, "uts")
             .and_then(|uts| dorm_sys::namespace::set_hostname(uts.as_fd(), &spec.hostname))
             .map_err(failed())?;

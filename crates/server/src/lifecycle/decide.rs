@@ -36,7 +36,8 @@ pub enum Request {
     /// Kept as it is now.
     Snapshot {
         id: Id,
-        label: String,
+        /// `None` for one that is needed for a moment: it is not recorded, and goes with the daemon.
+        label: Option<String>,
         kind: SnapshotKind,
     },
     /// Back to what it was.
@@ -83,7 +84,8 @@ pub enum Transition {
     },
     Snapshot {
         id: Id,
-        label: String,
+        /// `None` for one that is needed for a moment: it is not recorded, and goes with the daemon.
+        label: Option<String>,
         kind: SnapshotKind,
     },
     RollBack {

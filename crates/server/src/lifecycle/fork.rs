@@ -103,7 +103,7 @@ impl Registry {
         kind: SnapshotKind,
         start: bool,
     ) -> Result<Vec<Result<Arc<Agent>, Trouble>>, Trouble> {
-        let snapshot = source.snapshot("for a fork", kind).await?;
+        let snapshot = source.passing_snapshot(kind).await?;
         let origin = Origin::of(&source.profile, &source.reach(), &source.network());
         let made = fork_all(&self.ctx, &origin, &snapshot, kind, forks, start).await;
         if let Err(trouble) = source.delete_snapshot(&snapshot).await {

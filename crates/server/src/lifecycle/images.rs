@@ -70,6 +70,19 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Bytes of the files of an image, if there is one.
+pub(super) async fn size(agent: &Agent, image: &Id) -> io::Result<Option<u64>> {
+    let mut reading = match tokio::fs::read_dir(path(agent, image)).await {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        reading => reading?,
+    };
+    let mut size = 0;
+    while let Some(entry) = reading.next_entry().await? {
+        size += entry.metadata().await?.len();
+    }
+    Ok(Some(size))
+}
+
 pub(super) async fn exists(agent: &Agent, image: &Id) -> bool {
     tokio::fs::try_exists(path(agent, image)).await.unwrap_or(false)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dorm_engine::{Dumped, EngineError, Id};
 
-use super::decide::Rest;
+use super::decide::{Request, Rest};
 use super::registry::Context;
 use super::standby::thawed_again;
 use super::transition::Setback;
@@ -24,14 +24,41 @@ impl Agent {
         kind: SnapshotKind,
     ) -> Result<SnapshotRecord, Trouble> {
         let id = Id::random();
-        let label = label.to_owned();
-        self.ask(super::decide::Request::Snapshot {
+        self.ask(Request::Snapshot {
             id: id.clone(),
-            label,
+            label: Some(label.to_owned()),
             kind,
         })
         .await?;
         self.find_snapshot(id.as_str()).await
+    }
+
+    /// One that nobody sees: whoever took it deletes it, or the next daemon does.
+    pub(super) async fn passing_snapshot(
+        self: &Arc<Self>,
+        kind: SnapshotKind,
+    ) -> Result<SnapshotRecord, Trouble> {
+        let id = Id::random();
+        self.ask(Request::Snapshot {
+            id: id.clone(),
+            label: None,
+            kind,
+        })
+        .await?;
+        let size = images::size(self, &id).await.map_err(Trouble::disk(VERB))?;
+        Ok(SnapshotRecord {
+            id,
+            agent: self.profile.id.clone(),
+            made: now(),
+            label: String::new(),
+            kind: match size {
+                Some(_) => SnapshotKind::Full,
+                None => SnapshotKind::Files,
+            },
+            parent: None,
+            size: size.unwrap_or_default(),
+            origin: None,
+        })
     }
 
     pub async fn snapshots(&self) -> Result<Vec<SnapshotRecord>, Trouble> {
@@ -84,7 +111,7 @@ pub(super) async fn take(
     agent: &Arc<Agent>,
     from: Rest,
     id: &Id,
-    label: &str,
+    label: Option<&str>,
     kind: SnapshotKind,
 ) -> Result<(), Setback> {
     let taken = match from {
@@ -105,7 +132,7 @@ pub(super) async fn take(
     Ok(())
 }
 
-async fn live(agent: &Arc<Agent>, id: &Id, label: &str, kind: SnapshotKind) -> Result<(), Trouble> {
+async fn live(agent: &Arc<Agent>, id: &Id, label: Option<&str>, kind: SnapshotKind) -> Result<(), Trouble> {
     let engine = &agent.ctx.engine;
     if kind == SnapshotKind::Full {
         engine.can_checkpoint().map_err(Trouble::NoImages)?;
@@ -128,7 +155,7 @@ async fn live(agent: &Arc<Agent>, id: &Id, label: &str, kind: SnapshotKind) -> R
 async fn whole(
     agent: &Arc<Agent>,
     id: &Id,
-    label: &str,
+    label: Option<&str>,
     kind: SnapshotKind,
     has_box: bool,
 ) -> Result<(), Trouble> {
@@ -200,10 +227,13 @@ async fn memory(agent: &Arc<Agent>, id: &Id, has_box: bool) -> Result<Memory, Tr
 async fn record(
     agent: &Arc<Agent>,
     id: &Id,
-    label: &str,
+    label: Option<&str>,
     kind: SnapshotKind,
     size: u64,
 ) -> Result<(), Trouble> {
+    let Some(label) = label else {
+        return Ok(());
+    };
     let record = SnapshotRecord {
         id: id.clone(),
         agent: agent.profile.id.clone(),

@@ -176,7 +176,7 @@ async fn work(agent: &Arc<Agent>, transition: &Transition, from: Rest) -> Result
         Transition::MakeDurable => hibernate::make_durable(agent).await.map(|()| Made::SameBox),
         Transition::Hibernate { .. } => hibernate::hibernate(agent, from).await.map(|()| Made::NoBox),
         Transition::Snapshot { id, label, kind } => {
-            let taken = snapshot::take(agent, from, id, label, *kind).await;
+            let taken = snapshot::take(agent, from, id, label.as_deref(), *kind).await;
             taken.map(|()| Made::SameBox)
         }
         Transition::RollBack { snapshot, kind } => {
@@ -283,8 +283,7 @@ async fn come_to_rest(
             Err(setback.trouble)
         }
         // Its memory is nowhere but in the box now, and the next daemon finds a box that was waking.
-        (Ok(Made::Box(up)), Err(error)) if agent.current_image().is_some() =>
-        {
+        (Ok(Made::Box(up)), Err(error)) if agent.current_image().is_some() => {
             agent.now_differs_from_image();
             let trouble = Trouble::from(error);
             tracing::error!(agent = %agent.profile.name, reason = %trouble.in_full(), "is awake, which could not be recorded");

@@ -31,7 +31,7 @@ fn requests() -> impl Strategy<Value = Request> {
         Just(Request::MakeDurable),
         kinds().prop_map(|kind| Request::Snapshot {
             id: Id::random(),
-            label: "before".to_owned(),
+            label: Some("before".to_owned()),
             kind
         }),
         kinds().prop_map(|kind| Request::RollBack {
