@@ -8,6 +8,8 @@ use std::process::ExitCode;
 
 use libtest_mimic::Arguments;
 
+// Shared with the torture, which needs more of it.
+#[allow(dead_code)]
 mod harness;
 
 /// One module per feature, each with a list of its tests.

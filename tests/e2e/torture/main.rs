@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 mod chaos;
 mod client;
 #[path = "../harness/mod.rs"]
-#[allow(dead_code, unused_imports)]
+#[allow(dead_code, unused_imports, unused_macros)]
 mod harness;
 mod inspect;
 mod model;
