@@ -8,8 +8,7 @@ use std::process::ExitCode;
 
 use libtest_mimic::Arguments;
 
-// Shared with the torture, which needs more of it.
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the torture needs other parts of it")]
 mod harness;
 
 /// One module per feature, each with a list of its tests.

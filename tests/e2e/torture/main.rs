@@ -12,7 +12,12 @@ use anyhow::{Context, Result, bail};
 mod chaos;
 mod client;
 #[path = "../harness/mod.rs"]
-#[allow(dead_code, unused_imports, unused_macros)]
+#[allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "the tests need other parts of it"
+)]
 mod harness;
 mod inspect;
 mod model;
