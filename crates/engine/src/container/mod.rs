@@ -118,7 +118,12 @@ impl Container {
         let work = config.data.join("tmp");
         std::fs::create_dir_all(&work).map_err(failed())?;
         let (data, launcher) = (config.data.clone(), config.launcher.clone());
-        let criu = tokio::task::spawn_blocking(move || crate::criu::find(&data, &launcher)).await;
+        let criu = tokio::task::spawn_blocking(move || {
+            let canonical = std::fs::canonicalize(&data).unwrap_or_else(|_| data.clone());
+            crate::criu::orphans::wait(&[canonical.join("images"), canonical.join("tmp")]);
+            crate::criu::find(&data, &launcher)
+        })
+        .await;
         let criu = criu.unwrap_or_else(|e| Err(e.to_string()));
         match &criu {
             Ok(criu) => tracing::debug!(version = criu.version, "memory images are made by criu"),

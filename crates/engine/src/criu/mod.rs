@@ -17,6 +17,7 @@ pub mod bare;
 mod find;
 pub(crate) mod manifest;
 mod names;
+pub(crate) mod orphans;
 mod rpc;
 
 pub use find::find;
