@@ -53,7 +53,7 @@ pub(crate) struct Torture {
 impl Torture {
     pub(crate) fn begin(seed: u64, most: usize, verbose: bool) -> Result<Self> {
         let server = Server::start_with(&Options {
-            hibernate: true,
+            hibernate_boxes: true,
             config: CONFIG,
             ..Options::default()
         })?;
