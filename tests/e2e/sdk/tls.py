@@ -13,12 +13,28 @@ import urllib.parse
 
 server = urllib.parse.urlsplit(os.environ["E2B_API_URL"])
 folder = tempfile.mkdtemp(prefix="dorm-tls-")
-certificate, key = os.path.join(folder, "certificate"), os.path.join(folder, "key")
-subprocess.run(
-    ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-     "-addext", "subjectAltName=DNS:*.localhost,DNS:localhost", "-keyout", key, "-out", certificate],
-    check=True, capture_output=True,
-)
+authority, authority_key = os.path.join(folder, "authority"), os.path.join(folder, "authority.key")
+
+
+def openssl(*arguments):
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+openssl("req", "-x509", *new_key, "-days", "2", "-subj", "/CN=tests", "-keyout", authority_key, "-out", authority)
+
+
+def context_for(name):
+    """A certificate for this very name: none for `*.localhost` would be believed."""
+    base = os.path.join(folder, name)
+    openssl("req", "-x509", *new_key, "-days", "2", "-subj", "/CN=box", "-addext", f"subjectAltName=DNS:{name}",
+            "-addext", "basicConstraints=critical,CA:false", "-CA", authority, "-CAkey", authority_key,
+            "-keyout", f"{base}.key", "-out", base)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(base, f"{base}.key")
+    return context
+
+
 resolve = socket.getaddrinfo
 socket.getaddrinfo = lambda host, *rest, **more: resolve(
     "127.0.0.1" if str(host).endswith("localhost") else host, *rest, **more
@@ -52,8 +68,17 @@ def handle(plain, context):
 
 
 listener = socket.create_server(("127.0.0.1", 0))
-context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-context.load_cert_chain(certificate, key)
+contexts = {}
+
+
+def choose(connection, name, _):
+    if name not in contexts:
+        contexts[name] = context_for(name)
+    connection.context = contexts[name]
+
+
+context = context_for("localhost")
+context.sni_callback = choose
 threading.Thread(target=serve, args=(listener, context), daemon=True).start()
-os.environ["SSL_CERT_FILE"] = certificate
+os.environ["SSL_CERT_FILE"] = authority
 os.environ["E2B_DOMAIN"] = f"localhost:{listener.getsockname()[1]}"

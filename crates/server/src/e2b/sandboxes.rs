@@ -23,6 +23,8 @@ use crate::store::{Store, StoreError};
 const GRACE: Duration = Duration::from_secs(1);
 /// Until what could not be done at the end of its time is tried again.
 const AGAIN: i64 = 60_000;
+/// What a sandbox has at least when it wakes by itself: what it was given last may have been nothing.
+const AWAKE: i64 = 300_000;
 /// The clock of the host may be set meanwhile.
 const LONGEST_SLEEP: i64 = 600_000;
 
@@ -290,7 +292,8 @@ impl Sandboxes {
         if !record.auto_resume {
             return Err(NotAdmitted::Paused);
         }
-        self.resume(agent, &sandbox, record.timeout, true).await?;
+        self.resume(agent, &sandbox, record.timeout.max(AWAKE), true)
+            .await?;
         Ok(())
     }
 
@@ -383,7 +386,7 @@ async fn woken(sandboxes: Arc<Sandboxes>, agent: Arc<Agent>) {
     }
     let changed = sandboxes.change(&sandbox, |record| {
         record.paused = None;
-        extend(record, record.timeout, true);
+        extend(record, record.timeout.max(AWAKE), true);
     });
     if let Err(error) = changed.await {
         tracing::warn!(agent = %agent.profile.name, %error, "runs, but is recorded as paused");
