@@ -475,6 +475,10 @@ impl Engine for FakeEngine {
         Ok(())
     }
 
+    fn is_untouched(&self, _image: &Path) -> bool {
+        false
+    }
+
     fn can_checkpoint(&self) -> std::result::Result<(), String> {
         match &self.world().cannot_checkpoint {
             Some(reason) => Err(reason.clone()),

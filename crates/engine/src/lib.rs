@@ -328,6 +328,10 @@ pub trait Engine: Send + Sync + 'static {
     /// Makes `spec.network` hold for the running box, in one step. Connections that it allows go on.
     async fn set_network(&self, spec: &BoxSpec) -> Result<()>;
 
+    /// Whether the last restore from `image` was broken off, since this host was booted, before anything of the box ran. What
+    /// has changed in the home since is then the restore's own work, and no reason to refuse the image.
+    fn is_untouched(&self, image: &std::path::Path) -> bool;
+
     /// `Ok` where memory images can be made and brought back, otherwise the reason why not, in words. An image
     /// that could not be brought back for that reason is as good as before.
     fn can_checkpoint(&self) -> std::result::Result<(), String>;

@@ -89,6 +89,7 @@ impl Container {
         }
         let work = tempfile::Builder::new().prefix("restore-").tempdir_in(&self.work);
         let work = work.map_err(EngineError::io("cannot make a directory for criu"))?;
+        Still::mark(image);
         let check = Check::begin(pages);
         let come = self.bring_back(criu, spec, &manifest.guest_hash, guest, image, work.path(), check);
         self.occupy(spec, come).await
@@ -144,6 +145,7 @@ impl Container {
                 return Err(EngineError::BadImage(reason));
             }
             let checked = began.elapsed();
+            Still::unmark(image).map_err(EngineError::io("cannot mark the memory image as used"))?;
             inside.own_every_address(netns, false).await?;
             renew(pid, &spec.hostname).map_err(EngineError::io("cannot give the box its identity"))?;
             let restored = restoring.finish().await;
@@ -176,6 +178,32 @@ impl Container {
                 Err(error)
             }
         }
+    }
+}
+
+/// Tells of a restore that was broken off before anything of the box ran: what it has changed in the home, as files that have
+/// lost their names get passing ones, is undone by the next. The mark is good for one boot of the host, so that it need not reach
+/// the disk: after a crash of the host nobody knows what ran.
+pub(super) struct Still;
+
+impl Still {
+    const NAME: &str = "still";
+
+    /// Where the disk is full, a restore that is broken off counts as one that is not.
+    fn mark(image: &Path) {
+        let _ = dorm_sys::process::host_boot_id().and_then(|boot| fs::write(image.join(Self::NAME), boot));
+    }
+
+    fn unmark(image: &Path) -> std::io::Result<()> {
+        match fs::remove_file(image.join(Self::NAME)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn is_marked(image: &Path) -> bool {
+        let marked = fs::read_to_string(image.join(Self::NAME)).ok();
+        marked.is_some() && marked == dorm_sys::process::host_boot_id().ok()
     }
 }
 

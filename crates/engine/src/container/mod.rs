@@ -304,6 +304,10 @@ impl Engine for Container {
         self.network.apply(&spec.id, spec.slot, &spec.network).await
     }
 
+    fn is_untouched(&self, image: &Path) -> bool {
+        checkpoint::Still::is_marked(image)
+    }
+
     fn can_checkpoint(&self) -> Result<(), String> {
         self.usable_criu().map(|_| ())
     }

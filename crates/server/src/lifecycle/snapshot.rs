@@ -206,7 +206,8 @@ async fn memory(agent: &Arc<Agent>, id: &Id, has_box: bool) -> Result<Memory, Tr
         // It is on disk already, and is never written to again.
         Some(image) => {
             let unchanged = ctx.homes.is_unchanged(&agent.profile.id, image.generation);
-            if !unchanged.await.map_err(Trouble::engine(VERB))? {
+            let unchanged = unchanged.await.map_err(Trouble::engine(VERB))?;
+            if !unchanged && !ctx.engine.is_untouched(&images::path(agent, &image.id)) {
                 let why = "its files have changed since its memory was saved".to_owned();
                 return Err(Trouble::engine(VERB)(EngineError::BadImage(why)));
             }

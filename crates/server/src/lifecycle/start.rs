@@ -100,12 +100,12 @@ enum Unrestored {
 async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, Unrestored> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
     let in_full = |error: EngineError| Unrestored::Never(dorm_engine::chain(&error));
+    let path = images::path(agent, &image.id);
     let unchanged = ctx.homes.is_unchanged(id, image.generation).await;
-    if !unchanged.map_err(in_full)? {
+    if !unchanged.map_err(in_full)? && !ctx.engine.is_untouched(&path) {
         let changed = "its files have changed since its memory was saved";
         return Err(Unrestored::Never(changed.to_owned()));
     }
-    let path = images::path(agent, &image.id);
     let restored = agent.with_box_spec(async |spec| (ctx.engine.restore(&spec, &path).await, spec.boot));
     let (record, boot) = restored.await;
     let record = record.map_err(|error| match ctx.engine.can_checkpoint() {
