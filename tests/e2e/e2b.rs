@@ -13,6 +13,7 @@ harness::tests![
     the_python_sdk_reads_writes_watches_and_signs_files,
     the_python_sdk_works_with_git,
     the_python_sdk_takes_snapshots_and_forks,
+    the_python_sdk_keeps_volumes_and_mounts_them,
     the_asynchronous_python_sdk_does_all_of_it,
     the_oldest_python_sdk_creates_pauses_and_resumes,
     the_javascript_sdk_creates_finds_pauses_and_kills_sandboxes,
@@ -76,6 +77,7 @@ fn run(server: &Server, sdk: &Sdk, script: &str, args: &[&str]) -> Result<String
         .env("PATH", "/usr/local/bin:/usr/bin:/bin")
         .env("E2B_API_URL", &server.url)
         .env("E2B_SANDBOX_URL", &server.url)
+        .env("E2B_VOLUME_API_URL", &server.url)
         .env("E2B_API_KEY", key.trim());
     harness::run(command, b"")?.text()
 }
@@ -108,6 +110,10 @@ fn the_python_sdk_works_with_git() -> Result<()> {
 
 fn the_python_sdk_takes_snapshots_and_forks() -> Result<()> {
     python("snapshots.py")
+}
+
+fn the_python_sdk_keeps_volumes_and_mounts_them() -> Result<()> {
+    python("volumes.py")
 }
 
 fn the_asynchronous_python_sdk_does_all_of_it() -> Result<()> {

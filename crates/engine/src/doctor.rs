@@ -57,7 +57,7 @@ const REQUIREMENTS: &[Requirement] = &[
         name: "namespaces",
         required: true,
         enables: "isolation of boxes",
-        fix: "use a kernel with user, pid, net, mount, ipc, uts and cgroup namespaces, and user.max_user_namespaces above 0",
+        fix: "use a kernel with user, pid, net, mount, ipc, uts, cgroup and time namespaces, and user.max_user_namespaces above 0",
         look: |_| namespaces(),
     },
     Requirement {
@@ -188,7 +188,7 @@ fn kernel() -> Result<String, String> {
 }
 
 fn namespaces() -> Result<String, String> {
-    let kinds = ["user", "pid", "net", "mnt", "ipc", "uts", "cgroup"];
+    let kinds = ["user", "pid", "net", "mnt", "ipc", "uts", "cgroup", "time"];
     let missing: Vec<_> = kinds
         .into_iter()
         .filter(|kind| !Path::new("/proc/self/ns").join(kind).exists())

@@ -47,7 +47,7 @@ impl Volumes {
             registry,
             using: RwLock::default(),
         });
-        if sweep {
+        if sweep && volumes.store.damage().await?.is_empty() {
             volumes.sweep().await?;
         }
         Ok(volumes)

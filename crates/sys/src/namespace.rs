@@ -18,7 +18,8 @@ pub const BOX_NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS
-    | libc::CLONE_NEWCGROUP;
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWTIME;
 
 /// Forks into new `namespaces`. The child becomes a child of the caller's parent, so that the caller
 /// may end while the child lives on with somebody to reap it.
@@ -32,15 +33,14 @@ pub const BOX_NAMESPACES: i32 = libc::CLONE_NEWUSER
 pub fn clone_into(namespaces: i32, owner: u32) -> io::Result<Cloned> {
     act_as(Uid::from_raw(owner))?;
     // With CLONE_PARENT the exit signal is the caller's own, and must be given as 0.
-    let cloned = clone_with((namespaces | libc::CLONE_PARENT) as u64);
+    let cloned = clone_with(namespaces | libc::CLONE_PARENT, 0);
     if !matches!(cloned, Ok(Cloned::Child)) {
         act_as(Uid::ROOT)?;
     }
     cloned
 }
 
-/// Forks with `flags`, whose lowest byte is the exit signal.
-fn clone_with(flags: u64) -> io::Result<Cloned> {
+fn clone_with(flags: i32, exit_signal: i32) -> io::Result<Cloned> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::other(
             "a process with several threads cannot be cloned safely",
@@ -59,8 +59,8 @@ fn clone_with(flags: u64) -> io::Result<Cloned> {
         tls: u64,
     }
     let args = CloneArgs {
-        flags: flags & !0xFF,
-        exit_signal: flags & 0xFF,
+        flags: u64::from(flags.cast_unsigned()),
+        exit_signal: u64::from(exit_signal.cast_unsigned()),
         ..Default::default()
     };
     // SAFETY: `args` is a valid clone_args of the size given. No stack is passed and CLONE_VM is not set, so
@@ -85,7 +85,7 @@ fn act_as(uid: Uid) -> io::Result<()> {
 /// A new user namespace that maps its ids 0 to 65,535 to those from `base` on. It lives as long as the descriptor.
 pub fn user_namespace(base: u32) -> io::Result<OwnedFd> {
     let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    let Cloned::Parent { child } = clone_with((libc::CLONE_NEWUSER | libc::SIGCHLD) as u64)? else {
+    let Cloned::Parent { child } = clone_with(libc::CLONE_NEWUSER, libc::SIGCHLD)? else {
         drop(theirs);
         // Ends when the other side of the pipe does, and does nothing else in between.
         let _ = rustix::io::read(&ours, &mut [0u8; 1]);

@@ -126,8 +126,9 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
         .iter()
         .map(|record| record.profile.id.clone())
         .collect();
-    for why in &all.unreadable {
-        tracing::error!(%why, "an agent's record cannot be read at all; no home is removed until that is mended");
+    let damage = [&all.damage[..], &ctx.store.damage().await?].concat();
+    for why in &damage {
+        tracing::error!(%why, "a record cannot be read; nothing that seems to have none is removed until that is mended");
     }
     let mut holds: HashMap<Id, Vec<HoldRecord>> = HashMap::new();
     for hold in ctx.store.holds().await? {
@@ -147,7 +148,7 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
     let snapshots: HashSet<Id> = snapshots.into_iter().map(|snapshot| snapshot.id).collect();
     let mut recorded = snapshots.clone();
     recorded.extend(images.map(|image| image.id.clone()));
-    if all.unreadable.is_empty() {
+    if damage.is_empty() {
         images::sweep(ctx, &owners, &recorded).await;
     }
     stream::iter(all.readable)
@@ -159,7 +160,7 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
             tracing::error!(%id, %error, "a box that belongs to no agent could not be removed");
         }
     }
-    if sweep_homes && all.unreadable.is_empty() {
+    if sweep_homes && damage.is_empty() {
         remove_homes(ctx, found.homes.difference(&known)).await?;
         remove_snapshots(ctx, &snapshots).await?;
     } else {

@@ -145,8 +145,12 @@ impl Store for MemoryStore {
     async fn agents(&self) -> Result<AllAgents> {
         Ok(AllAgents {
             readable: self.tables().agents.clone(),
-            unreadable: Vec::new(),
+            damage: Vec::new(),
         })
+    }
+
+    async fn damage(&self) -> Result<Vec<String>> {
+        Ok(Vec::new())
     }
 
     async fn change_state(&self, change: &Change<'_>) -> Result<()> {

@@ -53,9 +53,10 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 /// All agents. A row that is damaged in part is among `readable`, with its damage named.
 #[derive(Debug, Default)]
 pub struct AllAgents {
+    /// All of which at least the id could be read.
     pub readable: Vec<AgentRecord>,
-    /// Rows that not even an id could be read from.
-    pub unreadable: Vec<String>,
+    /// What could not be read, in words.
+    pub damage: Vec<String>,
 }
 
 #[async_trait]
@@ -85,6 +86,9 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<Vec<EventRecord>>;
     /// Of a whole workspace, newest first.
     async fn newest_events(&self, workspace: &Workspace, limit: u32) -> Result<Vec<EventRecord>>;
+
+    /// What cannot be read of the records of things that lie on disk beside agents: snapshots, volumes and templates.
+    async fn damage(&self) -> Result<Vec<String>>;
 
     /// Adds a snapshot, at which its agent then is.
     async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<()>;

@@ -81,8 +81,12 @@ impl SqliteStore {
         let mut all = AllAgents::default();
         for row in &rows {
             match rows::agent(row) {
-                Ok(agent) => all.readable.push(agent),
-                Err(why) => all.unreadable.push(why),
+                Ok((agent, damage)) => {
+                    all.damage
+                        .extend(damage.map(|why| format!("agent {}: {why}", agent.profile.id)));
+                    all.readable.push(agent);
+                }
+                Err(why) => all.damage.push(format!("an agent: {why}")),
             }
         }
         Ok(all)

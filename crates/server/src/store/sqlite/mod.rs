@@ -138,6 +138,10 @@ impl Store for SqliteStore {
         self.do_insert_snapshot(snapshot).await
     }
 
+    async fn damage(&self) -> Result<Vec<String>> {
+        self.all_damage().await
+    }
+
     async fn snapshots(&self) -> Result<Vec<SnapshotRecord>> {
         self.find_snapshots(None).await
     }

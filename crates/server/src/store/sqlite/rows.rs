@@ -68,7 +68,8 @@ impl<'r> Columns<'r> {
 }
 
 /// An agent as far as its row can be read. An error if there is not even an id.
-pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
+/// An agent, and what of it could not be read.
+pub(super) fn agent(row: &SqliteRow) -> Result<(AgentRecord, Option<String>), String> {
     let mut columns = Columns::of(row);
     let Some(id) = columns.parse::<Id>("id") else {
         return Err(columns.damage().unwrap_or_default());
@@ -129,14 +130,14 @@ pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
         status.state = state;
     }
     let momentary = columns.damage();
-    if profile.damage.is_some() || momentary.is_some() {
-        let why = profile
-            .damage
-            .iter()
-            .chain(&momentary)
-            .cloned()
-            .collect::<Vec<_>>()
-            .join("; ");
+    let damage: Vec<&str> = profile
+        .damage
+        .iter()
+        .chain(&momentary)
+        .map(String::as_str)
+        .collect();
+    let damage = (!damage.is_empty()).then(|| damage.join("; "));
+    if let Some(why) = &damage {
         status.state = if status.state == State::Deleting {
             State::Deleting
         } else {
@@ -144,14 +145,15 @@ pub(super) fn agent(row: &SqliteRow) -> Result<AgentRecord, String> {
         };
         status.reason = format!("its record is damaged: {why}");
     }
-    Ok(AgentRecord {
+    let record = AgentRecord {
         profile,
         status,
         box_record,
         image,
         snapshot: snapshot.and_then(|id| id.parse().ok()),
         reach,
-    })
+    };
+    Ok((record, damage))
 }
 
 pub(super) fn event(row: &SqliteRow) -> Result<EventRecord> {

@@ -1,8 +1,9 @@
+use dorm_engine::Id;
 use sqlx::Executor as _;
 use tempfile::TempDir;
 
 use super::SqliteStore;
-use crate::records::{BoxChange, Change, ImageChange, State, Status};
+use crate::records::{BoxChange, Change, ImageChange, SnapshotKind, SnapshotRecord, State, Status};
 use crate::store::Store as _;
 use crate::store::conformance::{SLOTS, conformance, new_agent};
 
@@ -24,6 +25,33 @@ async fn records_outlive_the_store_that_wrote_them() {
 }
 
 #[tokio::test]
+async fn damaged_rows_of_what_lies_on_disk_are_told() {
+    let (store, _dir) = open().await;
+    let agent = store.insert_agent(&new_agent("one"), SLOTS).await.unwrap();
+    let snapshot = SnapshotRecord {
+        id: Id::random(),
+        agent: agent.profile.id.clone(),
+        made: 1,
+        label: String::new(),
+        kind: SnapshotKind::Full,
+        parent: None,
+        size: 1,
+        origin: None,
+    };
+    store.insert_snapshot(&snapshot).await.unwrap();
+    assert!(store.agents().await.unwrap().damage.is_empty());
+    assert!(store.damage().await.unwrap().is_empty());
+    for damage in [
+        "UPDATE snapshots SET kind = 'half'",
+        "UPDATE agents SET image = '{'",
+    ] {
+        store.writer.execute(damage).await.unwrap();
+    }
+    assert!(store.damage().await.unwrap()[0].contains("snapshot"));
+    assert!(store.agents().await.unwrap().damage[0].contains("image: "));
+}
+
+#[tokio::test]
 async fn a_damaged_row_is_named_and_hurts_no_other() {
     let (store, _dir) = open().await;
     for name in ["whole", "no-spec", "no-state", "no-box", "no-id"] {
@@ -42,7 +70,7 @@ async fn a_damaged_row_is_named_and_hurts_no_other() {
         store.writer.execute(damage).await.unwrap();
     }
     let all = store.agents().await.unwrap();
-    assert_eq!(all.unreadable.len(), 1, "{:?}", all.unreadable);
+    assert_eq!(all.damage.len(), 4, "{:?}", all.damage);
     let [whole, no_spec, no_state, no_box] = &all.readable[..] else {
         panic!("{all:?}")
     };
