@@ -35,7 +35,7 @@ pub(crate) use cli::{Output, run};
 pub(crate) use outside::{Outside, answers_peer_address};
 pub(crate) use pty::Terminal;
 pub(crate) use server::{Options, Server};
-pub(crate) use wait::eventually;
+pub(crate) use wait::{eventually, slowness};
 pub(crate) use web::Reply;
 pub(crate) use world::World;
 

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How many times as long everything may take on this machine, as `DORM_E2E_SLOWNESS` says.
-pub(super) fn slowness() -> u32 {
+pub(crate) fn slowness() -> u32 {
     let told = std::env::var("DORM_E2E_SLOWNESS").ok();
     told.and_then(|times| times.parse().ok()).unwrap_or(1)
 }
