@@ -60,7 +60,7 @@ fn command(sdk: &Sdk, script: &str) -> Result<Command> {
                     std::fs::copy(&path, copy.join(path.file_name().context("a script has a name")?))?;
                 }
             }
-            let mut command = Command::new("node");
+            let mut command = Command::new(sdks.join("node/program"));
             command.arg(copy.join(script.file_name().context("a script has a name")?));
             command
         }
