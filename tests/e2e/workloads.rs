@@ -155,7 +155,7 @@ fn a_node_server_goes_on_serving_its_keep_alive_clients() -> Result<()> {
 }
 
 /// Sleeps three times while `writer` writes rising numbers, and appends to /tmp/acknowledged what was acknowledged.
-/// `count` prints how many of the numbers in that file are missing in the store.
+/// `missing` prints how many of the numbers in that file are not in the store; it looks into the file first, as writing goes on.
 fn nothing_is_lost(agent: &Agent, writer: &str, missing: &str) -> Result<()> {
     let writer = format!("{writer}\nwhile : ; do n=$((${{n:-0}} + 1)); write $n && echo $n >> /tmp/acknowledged; done");
     agent.exec_with(&["-d"], &["bash", "-c", &writer])?.succeeded()?;
@@ -181,7 +181,7 @@ fn redis_loses_nothing_that_it_acknowledged() -> Result<()> {
     nothing_is_lost(
         &agent,
         "write() { [ \"$(redis-cli sadd numbers $1 2>/dev/null)\" = 1 ]; }",
-        "redis-cli smembers numbers | sort > /tmp/there; sort /tmp/acknowledged | comm -23 - /tmp/there | wc -l",
+        "sort /tmp/acknowledged > /tmp/was; redis-cli smembers numbers | sort | comm -23 /tmp/was - | wc -l",
     )?;
     agent.sh("redis-cli publish news heard")?.succeeded()?;
     agent.until("the subscriber hears", "grep -q heard /tmp/news")
@@ -201,7 +201,7 @@ fn postgresql_loses_nothing_that_it_acknowledged() -> Result<()> {
     nothing_is_lost(
         &agent,
         "write() { psql -qh 127.0.0.1 -c \"insert into numbers values ($1)\" 2>/dev/null; }",
-        "psql -qAtc 'select n from numbers' | sort > /tmp/there; sort /tmp/acknowledged | comm -23 - /tmp/there | wc -l",
+        "sort /tmp/acknowledged > /tmp/was; psql -qAtc 'select n from numbers' | sort | comm -23 /tmp/was - | wc -l",
     )?;
     ensure!(agent.sh_text("psql -qAtc 'select count(*) from numbers where n < 0'")? == "0");
     agent.sh("echo \"select answer from held; commit; select 'committed';\" > /tmp/session")?.succeeded()?;

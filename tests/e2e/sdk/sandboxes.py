@@ -145,7 +145,7 @@ def fetch():
 
 until("the port answers", lambda: fetch().status_code == 200)
 closed = twin.get_host(8124)
-answer = httpx.get(f"http://127.0.0.1:{port}/", headers={"Host": closed})
+answer = httpx.get(f"http://127.0.0.1:{port}/", headers={"Host": closed}, timeout=30)
 assert answer.status_code == 502, answer.text
 
 # Network settings are kept and replaced.
