@@ -75,6 +75,7 @@ fn run(server: &Server, sdk: &Sdk, script: &str, args: &[&str]) -> Result<String
         .args(args)
         .env_clear()
         .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .env("PYTHONFAULTHANDLER", "1")
         .env("E2B_API_URL", &server.url)
         .env("E2B_SANDBOX_URL", &server.url)
         .env("E2B_VOLUME_API_URL", &server.url)

@@ -13,6 +13,7 @@ harness::tests![
     a_shell_on_a_terminal_keeps_its_variables_and_is_woken_by_a_key,
     connections_to_the_outside_end_and_listeners_go_on,
     an_orderly_end_puts_agents_to_disk_and_the_next_daemon_wakes_them,
+    connections_that_nobody_accepted_stand_in_no_ones_way,
 ];
 
 /// Numbered lines, quick and slow in turn, and an exit code.
@@ -128,4 +129,24 @@ fn an_orderly_end_puts_agents_to_disk_and_the_next_daemon_wakes_them() -> Result
     ensure!(agent.state()? == "hibernated", "{}", agent.show()?);
     agent.sh("touch /tmp/quick")?.succeeded()?;
     complete(&server.dorm(&["logs", "-f", &agent.name, &run])?.stdout())
+}
+
+/// Listens and accepts nothing, with a connection in its queue; says so.
+const IMPOLITE: &str = r#"
+import socket, time
+server = socket.socket()
+server.bind(('127.0.0.1', 7070))
+server.listen()
+client = socket.create_connection(('127.0.0.1', 7070))
+open('/tmp/queued', 'w').close()
+time.sleep(1000)
+"#;
+
+fn connections_that_nobody_accepted_stand_in_no_ones_way() -> Result<()> {
+    let agent = Server::shared()?.agent("impolite")?;
+    agent.exec_with(&["-d"], &["python3", "-c", IMPOLITE])?.succeeded()?;
+    agent.until("a connection is queued", "test -e /tmp/queued")?;
+    agent.hibernate()?;
+    agent.sh("pgrep -f 7070")?.succeeded()?;
+    agent.sh("ss -ltn | grep -q 7070")?.succeeded().map(drop)
 }

@@ -60,6 +60,8 @@ pub(super) struct Options {
     empty_ns: Option<u32>,
     #[prost(string, optional, tag = "44")]
     pub(super) freeze_cgroup: Option<String>,
+    #[prost(bool, optional, tag = "46")]
+    tcp_skip_in_flight: Option<bool>,
     #[prost(bool, optional, tag = "52")]
     tcp_close: Option<bool>,
     #[prost(int32, optional, tag = "64")]
@@ -84,6 +86,8 @@ impl Options {
             network_lock: Some(NETWORK_LOCK_SKIPPED),
             empty_ns: Some(NEW_NETWORK),
             tcp_close: Some(true),
+            // Connections that nobody has accepted yet are closed like the others.
+            tcp_skip_in_flight: Some(true),
             ..Self::default()
         }
     }
