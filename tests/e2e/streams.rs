@@ -11,6 +11,7 @@ harness::tests![
     a_detached_run_goes_on_and_all_of_its_output_is_there,
     an_open_exec_stream_is_attached_again_with_nothing_lost,
     a_shell_on_a_terminal_keeps_its_variables_and_is_woken_by_a_key,
+    processes_that_lose_their_input_with_the_box_change_no_file,
     connections_to_the_outside_end_and_listeners_go_on,
     an_orderly_end_puts_agents_to_disk_and_the_next_daemon_wakes_them,
     connections_that_nobody_accepted_stand_in_no_ones_way,
@@ -75,6 +76,31 @@ fn a_shell_on_a_terminal_keeps_its_variables_and_is_woken_by_a_key() -> Result<(
     terminal.sees("again only-in-42")?;
     terminal.press("exit 5\r")?;
     ensure!(terminal.end()? == 5, "{}", terminal.screen());
+    Ok(())
+}
+
+/// What ends with the box must not run a step further: the files would no longer be those of the memory on disk.
+fn processes_that_lose_their_input_with_the_box_change_no_file() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("bereft")?;
+    let waiting = "exec 3<&0; for i in $(seq 60); do (read -r line <&3; echo \"$line\" > ~/went-on-$i) & done; echo ready; wait";
+    let mut client = server
+        .command(&["exec", "-i", &agent.name, "--", "bash", "-c", waiting])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let mut ready = String::new();
+    BufReader::new(client.stdout.take().context("piped")?).read_line(&mut ready)?;
+    ensure!(ready == "ready\n", "{ready:?}");
+    for _ in 0..8 {
+        agent.hibernate()?;
+        agent.wake()?;
+        let gone_on = agent.sh("ls ~ | grep -c went-on; pgrep -c bash")?.stdout();
+        ensure!(gone_on == "0\n61\n", "{gone_on:?}");
+    }
+    client.kill()?;
+    client.wait()?;
     Ok(())
 }
 

@@ -32,10 +32,6 @@ impl Container {
                     break;
                 }
             }
-            // A signal reaches a frozen process when it is thawed, and this one before anything else does.
-            let _ = live.process.signal(Signal::KILL);
-            let _ = live.group.thaw();
-            ended(&live.process).await;
         }
         self.remove_remains(id).await?;
         self.boxes().remove(id);
@@ -43,6 +39,9 @@ impl Container {
     }
 
     /// Ends all processes in the box's cgroup, then removes the cgroup and the interface.
+    ///
+    /// All are killed before any is thawed: one that still ran when its terminal or pipe ends would change the home after
+    /// the memory that goes with it was saved.
     pub(super) async fn remove_remains(&self, id: &Id) -> Result<()> {
         let group = self.cgroups.group(id.as_str());
         let failed = || EngineError::io(format!("cannot remove the box of {id}"));
@@ -50,12 +49,15 @@ impl Container {
         let network = self.network.detach(id);
         let processes = async {
             loop {
-                // A pid that is gone by now needs no killing.
-                let listed = group.processes().map_err(failed())?;
-                let mut listed: Vec<Process> = listed
-                    .into_iter()
-                    .filter_map(|pid| Process::open(pid).ok())
-                    .collect();
+                let mut listed = Vec::new();
+                for pid in group.processes().map_err(failed())? {
+                    match Process::open(pid) {
+                        Ok(process) => listed.push(process),
+                        // Gone by now, it needs no killing.
+                        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                        Err(error) => return Err(failed()(error)),
+                    }
+                }
                 // One that went to a stranger before it was opened is not in the group now.
                 let members = group.processes().map_err(failed())?;
                 listed.retain(|process| {
