@@ -6,6 +6,7 @@ pub mod config;
 pub mod e2b;
 pub mod faults;
 pub mod guest_client;
+mod held;
 pub mod keys;
 pub mod lifecycle;
 mod listen;

@@ -4,16 +4,13 @@
 //! never completes a head has no open request. Upgraded connections are no longer ours.
 
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
 use http::Request;
-use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -25,6 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::Service as _;
 
+use crate::held::Held;
 use crate::proxy::Peer;
 
 /// Between two requests, and until the first one is whole.
@@ -96,7 +94,7 @@ where
         let mut app = app.clone();
         async move {
             let response = app.call(request).await?;
-            Ok::<_, std::convert::Infallible>(response.map(|body| Tracked { body, _open: open }))
+            Ok::<_, std::convert::Infallible>(response.map(|body| Held::new(body, open)))
         }
     });
     let mut connection = pin!(http.serve_connection_with_upgrades(TokioIo::new(stream), service));
@@ -159,30 +157,5 @@ impl Drop for Open {
     fn drop(&mut self) {
         *self.0.quiet_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         self.0.open.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-struct Tracked {
-    body: Body,
-    _open: Open,
-}
-
-impl http_body::Body for Tracked {
-    type Data = bytes::Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

@@ -1,12 +1,9 @@
 //! `dorm hibernate`: to disk.
 
 use anyhow::Result;
-use serde_json::{Value, json};
 
-use super::each;
+use super::ask_each;
 use crate::cli::Global;
-use crate::client::agent_path;
-use crate::progress;
 
 /// Put agents to disk with their memory; returns when nothing can be lost
 #[derive(Debug, clap::Args)]
@@ -18,14 +15,5 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
-    let client = global.client()?;
-    each(&args.names, global.json, async |name| {
-        let bar = progress::spinner(format!("saving {name}"));
-        let agent = client
-            .post::<Value>(&agent_path(name, "/hibernate"), &json!({}))
-            .await;
-        bar.finish_and_clear();
-        agent
-    })
-    .await
+    ask_each(global, &args.names, "saving", "hibernate").await
 }

@@ -36,7 +36,9 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use crate::{exit, output};
+use crate::cli::Global;
+use crate::client::agent_path;
+use crate::{exit, output, progress};
 
 /// Does the same to several agents, goes on after an error, and leaves with the first error's code.
 pub(crate) async fn each<F: AsyncFn(&str) -> Result<Value>>(
@@ -63,6 +65,20 @@ pub(crate) async fn each<F: AsyncFn(&str) -> Result<Value>>(
         Some(code) => Err(exit::Quiet(code).into()),
         None => Ok(()),
     }
+}
+
+/// Asks for `verb` of each agent, and shows what is being done meanwhile.
+pub(crate) async fn ask_each(global: &Global, names: &[String], doing: &str, verb: &str) -> Result<()> {
+    let client = global.client()?;
+    each(names, global.json, async |name| {
+        let bar = progress::spinner(format!("{doing} {name}"));
+        let agent = client
+            .post::<Value>(&agent_path(name, &format!("/{verb}")), &json!({}))
+            .await;
+        bar.finish_and_clear();
+        agent
+    })
+    .await
 }
 
 /// `K=V`; a bare `K` takes its value from this program's environment.

@@ -1,12 +1,9 @@
 //! `dorm start`: starts agents.
 
 use anyhow::Result;
-use serde_json::{Value, json};
 
-use super::each;
+use super::ask_each;
 use crate::cli::Global;
-use crate::client::agent_path;
-use crate::progress;
 
 /// Start agents, and wait until they run
 #[derive(Debug, clap::Args)]
@@ -18,14 +15,5 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
-    let client = global.client()?;
-    each(&args.names, global.json, async |name| {
-        let bar = progress::spinner(format!("starting {name}"));
-        let agent = client
-            .post::<Value>(&agent_path(name, "/start"), &json!({}))
-            .await;
-        bar.finish_and_clear();
-        agent
-    })
-    .await
+    ask_each(global, &args.names, "starting", "start").await
 }

@@ -1,12 +1,9 @@
 //! `dorm wake`: from standby, from disk or from files.
 
 use anyhow::Result;
-use serde_json::{Value, json};
 
-use super::each;
+use super::ask_each;
 use crate::cli::Global;
-use crate::client::agent_path;
-use crate::progress;
 
 /// Wake agents, and wait until they run
 #[derive(Debug, clap::Args)]
@@ -18,12 +15,5 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
-    let client = global.client()?;
-    each(&args.names, global.json, async |name| {
-        let bar = progress::spinner(format!("waking {name}"));
-        let agent = client.post::<Value>(&agent_path(name, "/wake"), &json!({})).await;
-        bar.finish_and_clear();
-        agent
-    })
-    .await
+    ask_each(global, &args.names, "waking", "wake").await
 }

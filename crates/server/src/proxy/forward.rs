@@ -3,9 +3,8 @@
 //! Bodies stream both ways, with neither limit nor timeout. As long as a request, its answer or the connection that it
 //! was upgraded to is open, the agent is in use.
 
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -13,13 +12,12 @@ use axum::response::Response;
 use dorm_engine::EngineError;
 use http::StatusCode;
 use http::uri::PathAndQuery;
-use http_body::{Frame, SizeHint};
-use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 
 use super::headers;
 use super::upstream::{Proxy, box_uri};
+use crate::held::Held;
 use crate::lifecycle::{Agent, OpenRequest, Trouble, in_full};
 use crate::records::State;
 
@@ -78,7 +76,8 @@ pub(crate) async fn forward(
     headers::remove_hop_by_hop(&mut parts.headers);
     Ok(Response::from_parts(
         parts,
-        Body::new(Guarded { body, _open: open }),
+        // The request is open until the end of its answer.
+        Body::new(Held::new(body, open)),
     ))
 }
 
@@ -107,31 +106,5 @@ impl From<hyper_util::client::legacy::Error> for Failed {
             cause = error.source();
         }
         Self::Broken(format!("the box did not answer: {text}"))
-    }
-}
-
-/// A response that keeps its request open until its end.
-struct Guarded {
-    body: Incoming,
-    _open: OpenRequest,
-}
-
-impl http_body::Body for Guarded {
-    type Data = bytes::Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
