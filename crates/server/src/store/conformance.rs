@@ -416,6 +416,7 @@ macro_rules! conformance {
             an_agent_is_read_back_as_it_was_written
             a_name_is_taken_once_and_free_again_after_deletion
             the_lowest_free_slot_is_given_and_there_is_an_end_to_them
+            host_uids_of_a_fork_or_a_kept_snapshot_are_given_to_nobody_else
             a_change_of_state_comes_with_its_event_and_its_box
             a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_state
             a_network_policy_is_replaced

@@ -100,6 +100,38 @@ pub(super) async fn a_kept_snapshot_outlives_its_agent(store: &dyn Store) {
     assert_eq!(store.snapshots().await.unwrap().len(), 1);
 }
 
+pub(super) async fn host_uids_of_a_fork_or_a_kept_snapshot_are_given_to_nobody_else(store: &dyn Store) {
+    let insert = async |new: NewAgentRecord| store.insert_agent(&new, SLOTS).await.unwrap().profile;
+    let source = insert(new_agent("source")).await;
+    let fork = NewAgentRecord {
+        uid_base: Some(source.uid_base),
+        ..new_agent("fork")
+    };
+    assert_eq!(insert(fork).await.slot, 1);
+    store.delete_agent(&source.id).await.unwrap();
+    let third = insert(new_agent("third")).await;
+    assert_eq!(third.slot, 2, "slot 0 has the fork's host uids");
+    let snapshot = SnapshotRecord {
+        id: Id::random(),
+        agent: third.id.clone(),
+        made: 1,
+        label: String::new(),
+        kind: SnapshotKind::Full,
+        parent: None,
+        size: 9,
+        origin: Some(Origin::of(&third, &Reach::default(), &Policy::default())),
+    };
+    store.insert_snapshot(&snapshot).await.unwrap();
+    store.delete_agent(&third.id).await.unwrap();
+    assert_eq!(
+        insert(new_agent("fourth")).await.slot,
+        3,
+        "slot 2 has those of the snapshot"
+    );
+    store.delete_snapshot(&snapshot.id).await.unwrap();
+    assert_eq!(insert(new_agent("fifth")).await.slot, 2);
+}
+
 pub(super) async fn a_secret_is_kept_changed_and_deleted_in_its_workspace(store: &dyn Store) {
     let workspace = Workspace::default();
     let secret = SecretRecord {

@@ -106,7 +106,17 @@ impl Store for MemoryStore {
                 name: new.name.clone(),
             });
         }
-        let free = |slot: &u32| tables.agents.iter().all(|agent| agent.profile.slot != *slot);
+        let kept = || {
+            tables
+                .snapshots
+                .iter()
+                .filter_map(|snapshot| snapshot.origin.as_ref())
+        };
+        let free = |slot: &u32| {
+            let uids = slots.uid_base(*slot);
+            let another = |agent: &AgentRecord| agent.profile.slot != *slot && agent.profile.uid_base != uids;
+            tables.agents.iter().all(another) && kept().all(|origin| origin.uid_base != uids)
+        };
         let slot = (0..slots.max)
             .find(free)
             .ok_or(StoreError::NoSlot { max: slots.max })?;

@@ -241,26 +241,22 @@ fn found(agent: &Id, rows: u64) -> Result<()> {
     }
 }
 
+/// One whose host uids nobody has: those of a fork, and those that a kept snapshot is bound to, are of a slot that may have
+/// been free for long.
 async fn lowest_free_slot(tx: &mut Transaction<'_, Sqlite>, slots: Slots) -> Result<u32> {
-    const DOING: &str = "looked for a free slot";
-    let (taken, first, last): (i64, Option<i64>, Option<i64>) =
-        sqlx::query_as("SELECT count(*), min(slot), max(slot) FROM agents")
-            .fetch_one(&mut **tx)
-            .await
-            .map_err(database(DOING))?;
-    let slot = match (first, last) {
-        (None, _) | (Some(1..), _) => 0,
-        // Without gaps, which is nearly always, none has to be looked for.
-        (Some(_), Some(last)) if last + 1 == taken => taken,
-        (Some(_), _) => sqlx::query_scalar(
-            "SELECT slot + 1 FROM agents a \
-             WHERE NOT EXISTS (SELECT 1 FROM agents b WHERE b.slot = a.slot + 1) ORDER BY slot LIMIT 1",
-        )
-        .fetch_one(&mut **tx)
-        .await
-        .map_err(database(DOING))?,
-    };
-    let slot = u32::try_from(slot).unwrap_or(u32::MAX);
+    let free: i64 = sqlx::query_scalar(
+        "WITH taken(slot) AS MATERIALIZED ( \
+         SELECT slot FROM agents UNION SELECT (uid_base - ?1) / ?2 FROM agents WHERE uid_base >= ?1 UNION \
+         SELECT (json_extract(origin, '$.uid_base') - ?1) / ?2 FROM snapshots WHERE json_valid(origin)) \
+         SELECT min(slot) + 1 FROM (SELECT -1 AS slot UNION ALL SELECT slot FROM taken) \
+         WHERE slot + 1 NOT IN taken",
+    )
+    .bind(slots.first_uid)
+    .bind(Slots::UIDS)
+    .fetch_one(&mut **tx)
+    .await
+    .map_err(database("looked for a free slot"))?;
+    let slot = u32::try_from(free).unwrap_or(u32::MAX);
     if slot < slots.max {
         Ok(slot)
     } else {
