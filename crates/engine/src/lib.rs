@@ -387,9 +387,15 @@ pub trait Homes: Send + Sync + 'static {
     /// Makes the home of `id` as a writable copy of `snapshot`.
     async fn create_from_snapshot(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()>;
 
-    /// Puts a writable copy of `snapshot` in the place of the home of `id`, in one step: a crash leaves
-    /// either home, whole. No box may run on it.
-    async fn roll_back(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()>;
+    /// Makes a writable copy of `snapshot` beside the home of `id`, for [`Homes::exchange`]. On an error there is none.
+    async fn stage(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()>;
+
+    /// Removes what was staged, if anything was.
+    async fn unstage(&self, id: &Id);
+
+    /// Puts what was staged in the place of the home of `id`, in one step: a crash leaves either home, whole. No
+    /// box may run on it.
+    async fn exchange(&self, id: &Id) -> Result<()>;
 
     async fn delete_snapshot(&self, snapshot: &Id) -> Result<()>;
 

@@ -8,114 +8,93 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Point {
-    CreateHomeMade,
-    CreateRecorded,
-    StartRecorded,
-    StartBoxUp,
-    StartFinished,
-    StopRecorded,
-    StopBoxGone,
-    StopFinished,
-    FreezeBegun,
-    FreezeFrozen,
-    ThawBegun,
-    ThawThawed,
-    ImageFrozen,
-    ImageMade,
-    ImageRecorded,
-    HibernateRecorded,
-    HibernateImageRecorded,
-    HibernateBoxGone,
-    HibernateFinished,
-    SnapshotFrozen,
-    SnapshotImageMade,
-    SnapshotHomeKept,
-    SnapshotRecorded,
-    RollBackRecorded,
-    RollBackBoxGone,
-    RollBackHomeBack,
-    ForkHomeMade,
-    ForkImageMade,
-    DeleteRecorded,
-    DeleteBoxGone,
-    DeleteHomeGone,
-    DeleteFinished,
+/// Declares the points once: variant, name, list.
+macro_rules! points {
+    ($($point:ident => $name:literal,)*) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Point {
+            $($point),*
+        }
+
+        impl Point {
+            pub const ALL: [Point; [$($name),*].len()] = [$(Self::$point),*];
+
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$point => $name),*
+                }
+            }
+        }
+    };
 }
 
-impl Point {
-    pub const ALL: [Point; 32] = [
-        Self::CreateHomeMade,
-        Self::CreateRecorded,
-        Self::StartRecorded,
-        Self::StartBoxUp,
-        Self::StartFinished,
-        Self::StopRecorded,
-        Self::StopBoxGone,
-        Self::StopFinished,
-        Self::FreezeBegun,
-        Self::FreezeFrozen,
-        Self::ThawBegun,
-        Self::ThawThawed,
-        Self::ImageFrozen,
-        Self::ImageMade,
-        Self::ImageRecorded,
-        Self::HibernateRecorded,
-        Self::HibernateImageRecorded,
-        Self::HibernateBoxGone,
-        Self::HibernateFinished,
-        Self::SnapshotFrozen,
-        Self::SnapshotImageMade,
-        Self::SnapshotHomeKept,
-        Self::SnapshotRecorded,
-        Self::RollBackRecorded,
-        Self::RollBackBoxGone,
-        Self::RollBackHomeBack,
-        Self::ForkHomeMade,
-        Self::ForkImageMade,
-        Self::DeleteRecorded,
-        Self::DeleteBoxGone,
-        Self::DeleteHomeGone,
-        Self::DeleteFinished,
-    ];
+points! {
+    CreateHomeMade => "create/home-made",
+    CreateRecorded => "create/recorded",
 
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::CreateHomeMade => "create/home-made",
-            Self::CreateRecorded => "create/recorded",
-            Self::StartRecorded => "start/recorded",
-            Self::StartBoxUp => "start/box-up",
-            Self::StartFinished => "start/finished",
-            Self::StopRecorded => "stop/recorded",
-            Self::StopBoxGone => "stop/box-gone",
-            Self::StopFinished => "stop/finished",
-            Self::FreezeBegun => "freeze/begun",
-            Self::FreezeFrozen => "freeze/frozen",
-            Self::ThawBegun => "thaw/begun",
-            Self::ThawThawed => "thaw/thawed",
-            Self::ImageFrozen => "image/frozen",
-            Self::ImageMade => "image/made",
-            Self::ImageRecorded => "image/recorded",
-            Self::HibernateRecorded => "hibernate/recorded",
-            Self::HibernateImageRecorded => "hibernate/image-recorded",
-            Self::HibernateBoxGone => "hibernate/box-gone",
-            Self::HibernateFinished => "hibernate/finished",
-            Self::SnapshotFrozen => "snapshot/frozen",
-            Self::SnapshotImageMade => "snapshot/image-made",
-            Self::SnapshotHomeKept => "snapshot/home-kept",
-            Self::SnapshotRecorded => "snapshot/recorded",
-            Self::RollBackRecorded => "rollback/recorded",
-            Self::RollBackBoxGone => "rollback/box-gone",
-            Self::RollBackHomeBack => "rollback/home-back",
-            Self::ForkHomeMade => "fork/home-made",
-            Self::ForkImageMade => "fork/image-made",
-            Self::DeleteRecorded => "delete/recorded",
-            Self::DeleteBoxGone => "delete/box-gone",
-            Self::DeleteHomeGone => "delete/home-gone",
-            Self::DeleteFinished => "delete/finished",
-        }
-    }
+    StartRecorded => "start/recorded",
+    StartBoxUp => "start/box-up",
+    StartFinished => "start/finished",
+
+    WakeBegun => "wake/begun",
+    WakeRestored => "wake/restored",
+    WakeRefused => "wake/refused",
+    WakeSetAside => "wake/set-aside",
+
+    StopRecorded => "stop/recorded",
+    StopThawed => "stop/thawed",
+    StopBoxGone => "stop/box-gone",
+    StopFinished => "stop/finished",
+
+    SettleRecorded => "settle/recorded",
+    SettleBoxGone => "settle/box-gone",
+
+    FreezeBegun => "freeze/begun",
+    FreezeFrozen => "freeze/frozen",
+    FreezeRecorded => "freeze/recorded",
+
+    ThawBegun => "thaw/begun",
+    ThawThawed => "thaw/thawed",
+    ThawRecorded => "thaw/recorded",
+
+    ImageFrozen => "image/frozen",
+    ImageMade => "image/made",
+    ImageRecorded => "image/recorded",
+
+    HibernateRecorded => "hibernate/recorded",
+    HibernateImageRecorded => "hibernate/image-recorded",
+    HibernateBoxGone => "hibernate/box-gone",
+    HibernateFinished => "hibernate/finished",
+
+    SnapshotFrozen => "snapshot/frozen",
+    SnapshotImageMade => "snapshot/image-made",
+    SnapshotHomeKept => "snapshot/home-kept",
+    SnapshotThawed => "snapshot/thawed",
+    SnapshotSealed => "snapshot/sealed",
+    SnapshotRecorded => "snapshot/recorded",
+
+    SnapshotForgotten => "snapshot-delete/recorded",
+    SnapshotImageGone => "snapshot-delete/image-gone",
+
+    RollBackRecorded => "rollback/recorded",
+    RollBackStaged => "rollback/staged",
+    RollBackBoxGone => "rollback/box-gone",
+    RollBackHomeBack => "rollback/home-back",
+    RollBackMemoryBack => "rollback/memory-back",
+    RollBackMoved => "rollback/moved",
+    RollBackFinished => "rollback/finished",
+
+    ForkHomeMade => "fork/home-made",
+    ForkImageMade => "fork/image-made",
+    ForkRecorded => "fork/recorded",
+    ForkMade => "fork/made",
+
+    DeleteRecorded => "delete/recorded",
+    DeleteBoxGone => "delete/box-gone",
+    DeleteHomeGone => "delete/home-gone",
+    DeleteSnapshotsGone => "delete/snapshots-gone",
+    DeleteImagesGone => "delete/images-gone",
+    DeleteFinished => "delete/finished",
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -14,12 +14,14 @@ use crate::{Debian, EngineError, HomeUsage, Homes, Id, Layer, LogSink, Result, S
 struct Pool {
     homes: BTreeMap<Id, FakeHome>,
     snapshots: BTreeMap<Id, FakeHome>,
+    /// To take the place of homes.
+    staged: BTreeMap<Id, FakeHome>,
     templates: BTreeSet<Id>,
     volumes: BTreeMap<Id, tempfile::TempDir>,
     fail_creates: Vec<String>,
     fail_deletes: Vec<String>,
     fail_snapshots: Vec<String>,
-    fail_roll_backs: Vec<String>,
+    fail_exchanges: Vec<String>,
     full: bool,
     changes: u64,
 }
@@ -74,8 +76,8 @@ impl FakeHomes {
         self.pool().fail_snapshots.push(reason.to_owned());
     }
 
-    pub fn fail_next_roll_back(&self, reason: &str) {
-        self.pool().fail_roll_backs.push(reason.to_owned());
+    pub fn fail_next_exchange(&self, reason: &str) {
+        self.pool().fail_exchanges.push(reason.to_owned());
     }
 
     /// A process of the box changes a file.
@@ -250,14 +252,33 @@ impl Homes for FakeHomes {
         Ok(())
     }
 
-    async fn roll_back(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
-        if let Some(reason) = self.pool().fail_roll_backs.pop() {
+    async fn stage(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
+        let mut pool = self.pool();
+        if pool.full {
+            return Err(EngineError::NoSpace { free: 0 });
+        }
+        let home = pool.snapshots.get(snapshot).cloned();
+        let mut home = home.ok_or_else(|| EngineError::NoHome(snapshot.clone()))?;
+        home.limit = disk;
+        pool.staged.insert(id.clone(), home);
+        Ok(())
+    }
+
+    async fn unstage(&self, id: &Id) {
+        self.pool().staged.remove(id);
+    }
+
+    async fn exchange(&self, id: &Id) -> Result<()> {
+        let mut pool = self.pool();
+        if let Some(reason) = pool.fail_exchanges.pop() {
             return Err(declared(reason));
         }
-        if !self.has(id) {
-            return Err(EngineError::NoHome(id.clone()));
-        }
-        self.create_from_snapshot(id, snapshot, disk).await
+        let staged = pool.staged.remove(id);
+        let mut home = staged.ok_or_else(|| EngineError::NoHome(id.clone()))?;
+        pool.changes += 1;
+        home.generation = pool.changes;
+        pool.homes.insert(id.clone(), home);
+        Ok(())
     }
 
     async fn delete_snapshot(&self, snapshot: &Id) -> Result<()> {

@@ -257,10 +257,24 @@ impl Homes for Pool {
             .await
     }
 
-    async fn roll_back(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
+    async fn stage(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
         let (id, snapshot) = (id.clone(), snapshot.clone());
-        self.blocking(move |pool| pool.swap_home(&id, &snapshot, disk))
+        self.blocking(move |pool| pool.stage_home(&id, &snapshot, disk))
             .await
+    }
+
+    async fn unstage(&self, id: &Id) {
+        let id = id.clone();
+        let unstaged = self.blocking(move |pool| {
+            pool.unstage_home(&id);
+            Ok(())
+        });
+        let _ = unstaged.await;
+    }
+
+    async fn exchange(&self, id: &Id) -> Result<()> {
+        let id = id.clone();
+        self.blocking(move |pool| pool.exchange_home(&id)).await
     }
 
     async fn delete_snapshot(&self, snapshot: &Id) -> Result<()> {

@@ -37,23 +37,38 @@ impl Pool {
         })
     }
 
-    /// Exchanges the home for a copy of the snapshot, in one step.
-    pub(super) fn swap_home(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
+    pub(super) fn stage_home(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
+        self.unstage_home(id);
+        self.copy_snapshot(snapshot, id, &staged(id), disk)
+    }
+
+    /// Whatever cannot be removed is removed by [`Pool::sweep_incoming`].
+    pub(super) fn unstage_home(&self, id: &Id) {
+        let Ok(homes) = self.directory("homes") else {
+            return;
+        };
+        match btrfs::delete_subvolume(homes.as_fd(), OsStr::new(&staged(id))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%id, %error, "the home that was exchanged is left");
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn exchange_home(&self, id: &Id) -> Result<()> {
         let failed = || EngineError::io("cannot put the snapshot in the home's place");
-        let incoming = format!("incoming-{id}");
         let homes = self.directory("homes")?;
-        let _ = btrfs::delete_subvolume(homes.as_fd(), OsStr::new(&incoming));
-        self.copy_snapshot(snapshot, id, &incoming, disk)?;
         rustix::fs::renameat_with(
             &homes,
-            incoming.as_str(),
+            staged(id),
             &homes,
             id.as_str(),
             rustix::fs::RenameFlags::EXCHANGE,
         )
         .map_err(|e| failed()(e.into()))?;
         btrfs::sync(&self.filesystem.directory).map_err(failed())?;
-        btrfs::delete_subvolume(homes.as_fd(), OsStr::new(&incoming)).map_err(failed())
+        self.unstage_home(id);
+        Ok(())
     }
 
     pub(super) fn home_generation(&self, id: &Id) -> Result<u64> {
@@ -96,4 +111,8 @@ impl Pool {
             }
         }
     }
+}
+
+fn staged(id: &Id) -> String {
+    format!("incoming-{id}")
 }

@@ -348,10 +348,15 @@ fn meanwhile(work: Work, request: &Request) -> Decision {
         ) => Wait,
 
         (
-            Work::BringUp | Work::Freeze | Work::MakeDurable | Work::Hibernate | Work::Snapshot,
+            Work::BringUp
+            | Work::Freeze
+            | Work::MakeDurable
+            | Work::Hibernate
+            | Work::Snapshot
+            | Work::RollBack,
             Request::BoxExited { .. },
         ) => Wait,
-        (Work::RollBack | Work::Stop | Work::Delete, Request::BoxExited { .. }) => Done,
+        (Work::Stop | Work::Delete, Request::BoxExited { .. }) => Done,
     }
 }
 

@@ -34,7 +34,9 @@ pub(super) async fn delete(agent: &Arc<Agent>) -> Result<(), Trouble> {
             .await
             .map_err(Trouble::engine("be deleted"))?;
     }
+    ctx.faults.reach(Point::DeleteSnapshotsGone).await?;
     images::remove_all_but(agent, &kept).await;
+    ctx.faults.reach(Point::DeleteImagesGone).await?;
     ctx.store.delete_agent(id).await?;
     Ok(())
 }

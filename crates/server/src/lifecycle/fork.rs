@@ -106,6 +106,9 @@ impl Registry {
         let snapshot = source.passing_snapshot(kind).await?;
         let origin = Origin::of(&source.profile, &source.reach(), &source.network());
         let made = fork_all(&self.ctx, &origin, &snapshot, kind, forks, start).await;
+        if let Err(fault) = self.ctx.faults.reach(Point::ForkMade).await {
+            tracing::warn!(agent = %source.profile.name, %fault, "its forks are made");
+        }
         if let Err(trouble) = source.delete_snapshot(&snapshot).await {
             tracing::warn!(agent = %source.profile.name, reason = %trouble.in_full(), "a passing snapshot is left");
         }
@@ -233,6 +236,10 @@ async fn parts(
     };
     let record = ctx.store.insert_agent(&new, ctx.slots).await?;
     ctx.recorded.send_modify(|count| *count += 1);
+    if let Err(fault) = ctx.faults.reach(Point::ForkRecorded).await {
+        ctx.store.delete_agent(&new.id).await?;
+        return Err(fault.into());
+    }
     let agent = Agent::new(ctx.clone(), record);
     ctx.enroll(&agent);
     Ok(agent)

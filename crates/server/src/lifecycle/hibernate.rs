@@ -106,9 +106,10 @@ async fn write(agent: &Arc<Agent>) -> Result<(), Trouble> {
         images::discard(agent, &image).await;
         return Err(trouble);
     }
-    if let Some(old) = agent.set_image(Some(record)) {
+    let old = agent.set_image(Some(record));
+    let reached = ctx.faults.reach(Point::ImageRecorded).await;
+    if let Some(old) = old {
         images::discard(agent, &old.id).await;
     }
-    ctx.faults.reach(Point::ImageRecorded).await?;
-    Ok(())
+    Ok(reached?)
 }

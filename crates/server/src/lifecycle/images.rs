@@ -87,6 +87,11 @@ pub(super) async fn exists(agent: &Agent, image: &Id) -> bool {
     tokio::fs::try_exists(path(agent, image)).await.unwrap_or(false)
 }
 
+pub(super) async fn is_set_aside(agent: &Agent, image: &Id) -> bool {
+    let bad = folder(&agent.ctx, &agent.profile.id).join(format!("{image}.bad"));
+    tokio::fs::try_exists(bad).await.unwrap_or(false)
+}
+
 /// What cannot be removed now is removed when the next daemon starts.
 pub(super) async fn discard(agent: &Agent, image: &Id) {
     discard_of(&agent.ctx, &agent.profile.id, image).await;

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dorm_engine::Id;
 
 use super::{Agent, images};
+use crate::faults::Point;
 use crate::records::{BoxChange, Change, ImageChange, State, Status};
 
 #[derive(Default)]
@@ -66,7 +67,15 @@ pub(super) async fn catch_up(agent: &Arc<Agent>) {
                 None => ImageChange::Keep,
             },
         };
-        match (agent.ctx.record(&change).await, late.stale) {
+        let recorded = agent.ctx.record(&change).await;
+        let point = match late.to.state {
+            State::Standby => Point::FreezeRecorded,
+            _ => Point::ThawRecorded,
+        };
+        if let Err(fault) = agent.ctx.faults.reach(point).await {
+            tracing::warn!(agent = %agent.profile.name, %fault, "a change of state is recorded");
+        }
+        match (recorded, late.stale) {
             (Ok(()), Some(image)) => images::discard(agent, &image).await,
             (Ok(()), None) => {}
             // The next record says where the agent is.

@@ -346,7 +346,11 @@ async fn without_box(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {
             None => rest(agent, State::Stopped, reason).await,
             Some(image) if !images::exists(agent, &image.id).await => {
                 agent.set_image(None);
-                rest(agent, State::Stopped, "its memory is lost: the image is missing").await
+                let why = match images::is_set_aside(agent, &image.id).await {
+                    true => "its memory is lost: the image cannot be used, and is set aside",
+                    false => "its memory is lost: the image is missing",
+                };
+                rest(agent, State::Stopped, why).await
             }
             Some(_) => {
                 sweep(agent).await?;

@@ -1,5 +1,6 @@
-//! Back to a snapshot. The box ends, the home is exchanged in one step, and the memory of the snapshot, if
-//! it has any, becomes the agent's own: it is then as if it had been put to disk at that instant.
+//! Back to a snapshot. Its home and memory are made ready beside the present ones. Then the box ends, the home
+//! is exchanged in one step, and the memory of the snapshot, if it has any, becomes the agent's own: it is then
+//! as if it had been put to disk at that instant.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,62 +55,108 @@ fn is_about_memory(trouble: &Trouble) -> bool {
     }
 }
 
-pub(super) async fn roll_back(agent: &Arc<Agent>, snapshot: &Id, kind: SnapshotKind) -> Result<(), Setback> {
+pub(super) async fn roll_back(
+    agent: &Arc<Agent>,
+    from: Rest,
+    snapshot: &Id,
+    kind: SnapshotKind,
+) -> Result<(), Setback> {
+    let memory = match stage(agent, snapshot, kind).await {
+        Ok(memory) => memory,
+        // It goes on as it was.
+        Err(trouble) => return Err(Setback::at(from, trouble)),
+    };
+    match exchange(agent, snapshot, memory.as_ref()).await {
+        Ok(()) => Ok(()),
+        Err(trouble) => {
+            let recorded = agent.image().map(|image| image.id);
+            if let Some(Staged { id, .. }) = memory
+                && recorded != Some(id.clone())
+            {
+                images::discard(agent, &id).await;
+            }
+            Err(Setback::at(Rest::Failed, trouble))
+        }
+    }
+}
+
+/// The memory of the snapshot as an image of the agent, which nothing speaks of yet.
+struct Staged {
+    id: Id,
+    size: u64,
+}
+
+/// All that takes room on the disk, beside what is there. If it fails, nothing has happened.
+async fn stage(agent: &Arc<Agent>, snapshot: &Id, kind: SnapshotKind) -> Result<Option<Staged>, Trouble> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
-    let failed = |error| Setback::at(Rest::Failed, Trouble::engine(VERB)(error));
-    let fell = |trouble| Setback::at(Rest::Failed, trouble);
-    ctx.faults
-        .reach(Point::RollBackRecorded)
-        .await
-        .map_err(|fault| fell(fault.into()))?;
-    agent.links.cut().await;
-    ctx.engine.stop(id, Duration::ZERO).await.map_err(failed)?;
-    // What it was is in a snapshot of its own.
-    ctx.store
-        .set_image(id, None)
-        .await
-        .map_err(|error| fell(error.into()))?;
+    let mut memory = None;
+    let staged = async {
+        ctx.faults.reach(Point::RollBackRecorded).await?;
+        let disk = agent.profile.spec.limits.disk;
+        let copied = ctx.homes.stage(id, snapshot, disk).await;
+        copied.map_err(Trouble::engine(VERB))?;
+        if kind == SnapshotKind::Full {
+            memory = Some(share(agent, snapshot).await?);
+        }
+        ctx.faults.reach(Point::RollBackStaged).await?;
+        // What it was is in a snapshot of its own.
+        ctx.store.set_image(id, None).await?;
+        Ok(())
+    };
+    let staged = staged.await;
+    if let Err(trouble) = staged {
+        if let Some(Staged { id, .. }) = &memory {
+            images::discard(agent, id).await;
+        }
+        ctx.homes.unstage(id).await;
+        return Err(trouble);
+    }
     if let Some(old) = agent.set_image(None) {
         images::discard(agent, &old.id).await;
     }
-    let reached = ctx.faults.reach(Point::RollBackBoxGone).await;
-    reached.map_err(|fault| fell(fault.into()))?;
-    let disk = agent.profile.spec.limits.disk;
-    ctx.homes.roll_back(id, snapshot, disk).await.map_err(failed)?;
-    let reached = ctx.faults.reach(Point::RollBackHomeBack).await;
-    reached.map_err(|fault| fell(fault.into()))?;
-    if kind == SnapshotKind::Full {
-        adopt_memory(agent, snapshot).await.map_err(fell)?;
-    }
-    ctx.store
-        .move_to_snapshot(id, snapshot)
-        .await
-        .map_err(|error| fell(error.into()))?;
-    agent.set_at_snapshot(Some(snapshot.clone()));
-    Ok(())
+    Ok(memory)
 }
 
-async fn adopt_memory(agent: &Arc<Agent>, snapshot: &Id) -> Result<(), Trouble> {
-    let record = agent.find_snapshot(snapshot.as_str()).await?;
-    let from = images::path(agent, snapshot);
-    let image = inherit(agent, &from, record.size).await?;
-    agent.ctx.store.set_image(&agent.profile.id, Some(&image)).await?;
-    agent.set_image(Some(image));
-    Ok(())
-}
-
-/// An image of its own with the content of `from`, valid with the home of this moment.
-async fn inherit(agent: &Agent, from: &std::path::Path, size: u64) -> Result<ImageRecord, Trouble> {
+async fn share(agent: &Arc<Agent>, snapshot: &Id) -> Result<Staged, Trouble> {
+    let size = agent.find_snapshot(snapshot.as_str()).await?.size;
     let id = Id::random();
     let to = images::new_path(agent, &id).await.map_err(Trouble::disk(VERB))?;
-    images::share(from, &to).await.map_err(Trouble::disk(VERB))?;
-    let generation = agent.ctx.homes.generation(&agent.profile.id).await;
-    Ok(ImageRecord {
-        id,
+    let shared = images::share(&images::path(agent, snapshot), &to).await;
+    shared.map_err(Trouble::disk(VERB))?;
+    Ok(Staged { id, size })
+}
+
+async fn exchange(agent: &Arc<Agent>, snapshot: &Id, memory: Option<&Staged>) -> Result<(), Trouble> {
+    let (ctx, id) = (&agent.ctx, &agent.profile.id);
+    agent.links.cut().await;
+    let stopped = ctx.engine.stop(id, Duration::ZERO).await;
+    stopped.map_err(Trouble::engine(VERB))?;
+    ctx.faults.reach(Point::RollBackBoxGone).await?;
+    ctx.homes.exchange(id).await.map_err(Trouble::engine(VERB))?;
+    ctx.faults.reach(Point::RollBackHomeBack).await?;
+    if let Some(memory) = memory {
+        adopt(agent, memory).await?;
+    }
+    ctx.faults.reach(Point::RollBackMemoryBack).await?;
+    ctx.store.move_to_snapshot(id, snapshot).await?;
+    agent.set_at_snapshot(Some(snapshot.clone()));
+    ctx.faults.reach(Point::RollBackMoved).await?;
+    Ok(())
+}
+
+/// From now on the image is the agent's, valid with the home of this moment.
+async fn adopt(agent: &Arc<Agent>, memory: &Staged) -> Result<(), Trouble> {
+    let (ctx, id) = (&agent.ctx, &agent.profile.id);
+    let generation = ctx.homes.generation(id).await;
+    let image = ImageRecord {
+        id: memory.id.clone(),
         generation: generation.map_err(Trouble::engine(VERB))?,
-        size,
+        size: memory.size,
         made: now(),
         current: true,
         foreign: false,
-    })
+    };
+    ctx.store.set_image(id, Some(&image)).await?;
+    agent.set_image(Some(image));
+    Ok(())
 }

@@ -99,7 +99,9 @@ impl Registry {
 /// The record first: what is left after a crash is removed by the next daemon.
 async fn delete(ctx: &Arc<Context>, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
     ctx.store.delete_snapshot(&snapshot.id).await?;
+    ctx.faults.reach(Point::SnapshotForgotten).await?;
     images::discard_of(ctx, &snapshot.agent, &snapshot.id).await;
+    ctx.faults.reach(Point::SnapshotImageGone).await?;
     ctx.homes
         .delete_snapshot(&snapshot.id)
         .await
@@ -147,6 +149,7 @@ async fn live(agent: &Arc<Agent>, id: &Id, label: Option<&str>, kind: SnapshotKi
         .thaw(&agent.profile.id)
         .await
         .map_err(Trouble::engine("go on after its snapshot"))?;
+    agent.ctx.faults.reach(Point::SnapshotThawed).await?;
     // It goes on while its memory goes to disk.
     record(agent, id, label, kind, memory.seal().await?).await
 }
@@ -232,6 +235,7 @@ async fn record(
     kind: SnapshotKind,
     size: u64,
 ) -> Result<(), Trouble> {
+    agent.ctx.faults.reach(Point::SnapshotSealed).await?;
     let Some(label) = label else {
         return Ok(());
     };

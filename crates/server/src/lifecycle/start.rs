@@ -7,7 +7,7 @@ use dorm_engine::{BootConfig, BoxRecord, EngineError};
 use super::decide::Rest;
 use super::transition::Setback;
 use super::{Agent, Trouble, images};
-use crate::faults::Point;
+use crate::faults::{Injected, Point};
 use crate::guest_client::GuestClient;
 use crate::records::ImageRecord;
 
@@ -69,8 +69,13 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
             });
         }
         Err(Unrestored::NotNow(why)) => return Err(Trouble::CannotWake(why)),
+        Err(Unrestored::Broken(fault)) => {
+            let _ = ctx.engine.sweep(&agent.profile.id).await;
+            return Err(fault.into());
+        }
         Err(Unrestored::Never(why)) => why,
     };
+    ctx.faults.reach(Point::WakeRefused).await?;
     let loss = format!("its memory is lost, and it was started from its files: {why}");
     tracing::error!(agent = %agent.profile.name, reason = %loss, "a memory image cannot be used");
     // Nothing of a restore that failed may be left when the files are used.
@@ -78,9 +83,10 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
         .sweep(&agent.profile.id)
         .await
         .map_err(Trouble::engine("wake"))?;
-    // The record first: an image that is moved without it would be missed after a crash.
-    ctx.store.set_image(&agent.profile.id, None).await?;
+    // The image first: one that has no record would be removed after a crash, and one that is missed is spoken of.
     images::set_aside(agent, &image.id).await;
+    ctx.faults.reach(Point::WakeSetAside).await?;
+    ctx.store.set_image(&agent.profile.id, None).await?;
     agent.set_image(None);
     agent.note_setback(loss.clone());
     Ok(Up {
@@ -95,6 +101,7 @@ enum Unrestored {
     Never(String),
     /// This machine lacks what it takes, whatever the image.
     NotNow(String),
+    Broken(Injected),
 }
 
 async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, Unrestored> {
@@ -106,12 +113,16 @@ async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, U
         let changed = "its files have changed since its memory was saved";
         return Err(Unrestored::Never(changed.to_owned()));
     }
+    let begun = ctx.faults.reach(Point::WakeBegun).await;
+    begun.map_err(Unrestored::Broken)?;
     let restored = agent.with_box_spec(async |spec| (ctx.engine.restore(&spec, &path).await, spec.boot));
     let (record, boot) = restored.await;
     let record = record.map_err(|error| match ctx.engine.can_checkpoint() {
         Ok(()) => in_full(error),
         Err(reason) => Unrestored::NotNow(reason),
     })?;
+    let reached = ctx.faults.reach(Point::WakeRestored).await;
+    reached.map_err(Unrestored::Broken)?;
     if image.foreign {
         introduce(agent, &boot).await.map_err(Unrestored::Never)?;
     }

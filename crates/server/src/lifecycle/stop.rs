@@ -16,6 +16,7 @@ pub(super) async fn stop(agent: &Arc<Agent>, from: Rest, grace: Duration) -> Res
         if let Err(error) = ctx.engine.thaw(id).await {
             tracing::warn!(agent = %agent.profile.name, %error, "could not be thawed to be stopped");
         }
+        ctx.faults.reach(Point::StopThawed).await?;
     }
     ctx.engine
         .stop(id, grace)
@@ -27,10 +28,12 @@ pub(super) async fn stop(agent: &Arc<Agent>, from: Rest, grace: Duration) -> Res
 
 /// Clears away a box that ended by itself.
 pub(super) async fn settle(agent: &Arc<Agent>) -> Result<(), Trouble> {
-    agent
-        .ctx
-        .engine
+    let ctx = &agent.ctx;
+    ctx.faults.reach(Point::SettleRecorded).await?;
+    ctx.engine
         .stop(&agent.profile.id, Duration::ZERO)
         .await
-        .map_err(Trouble::engine("be cleared away"))
+        .map_err(Trouble::engine("be cleared away"))?;
+    ctx.faults.reach(Point::SettleBoxGone).await?;
+    Ok(())
 }

@@ -180,7 +180,7 @@ async fn work(agent: &Arc<Agent>, transition: &Transition, from: Rest) -> Result
             taken.map(|()| Made::SameBox)
         }
         Transition::RollBack { snapshot, kind } => {
-            let back = roll_back::roll_back(agent, snapshot, *kind).await;
+            let back = roll_back::roll_back(agent, from, snapshot, *kind).await;
             back.map(|()| Made::NoBox)
         }
         Transition::Stop { grace } => {
@@ -264,9 +264,10 @@ async fn come_to_rest(
         (Ok(Made::SameBox | Made::NoBox), Ok(())) => {
             agent.publish_no_box();
             agent.publish(status);
-            let point = match rest {
-                Rest::Hibernated => Point::HibernateFinished,
-                Rest::Stopped | Rest::Running | Rest::Standby | Rest::Failed => Point::StopFinished,
+            let point = match (transition, rest) {
+                (Transition::RollBack { .. }, _) => Point::RollBackFinished,
+                (_, Rest::Hibernated) => Point::HibernateFinished,
+                (_, Rest::Stopped | Rest::Running | Rest::Standby | Rest::Failed) => Point::StopFinished,
             };
             agent.ctx.faults.reach(point).await?;
             Ok(())

@@ -19,7 +19,13 @@ enum Act {
     MakeDurable,
     Hibernate,
     Wake,
+    /// With an image that cannot be used.
+    WakeInVain,
+    /// Out of standby.
+    StopAsleep,
+    Settle,
     Snapshot,
+    DeleteSnapshot,
     RollBack,
     Fork,
 }
@@ -28,9 +34,13 @@ fn act_of(point: Point) -> Act {
     match point {
         Point::CreateHomeMade | Point::CreateRecorded => Act::Create,
         Point::StartRecorded | Point::StartBoxUp | Point::StartFinished => Act::Start,
+        Point::WakeBegun | Point::WakeRestored => Act::Wake,
+        Point::WakeRefused | Point::WakeSetAside => Act::WakeInVain,
         Point::StopRecorded | Point::StopBoxGone | Point::StopFinished => Act::Stop,
-        Point::FreezeBegun | Point::FreezeFrozen => Act::Pause,
-        Point::ThawBegun | Point::ThawThawed => Act::Thaw,
+        Point::StopThawed => Act::StopAsleep,
+        Point::SettleRecorded | Point::SettleBoxGone => Act::Settle,
+        Point::FreezeBegun | Point::FreezeFrozen | Point::FreezeRecorded => Act::Pause,
+        Point::ThawBegun | Point::ThawThawed | Point::ThawRecorded => Act::Thaw,
         Point::ImageFrozen | Point::ImageMade | Point::ImageRecorded => Act::MakeDurable,
         Point::HibernateRecorded
         | Point::HibernateImageRecorded
@@ -39,12 +49,24 @@ fn act_of(point: Point) -> Act {
         Point::SnapshotFrozen
         | Point::SnapshotImageMade
         | Point::SnapshotHomeKept
+        | Point::SnapshotThawed
+        | Point::SnapshotSealed
         | Point::SnapshotRecorded => Act::Snapshot,
-        Point::RollBackRecorded | Point::RollBackBoxGone | Point::RollBackHomeBack => Act::RollBack,
-        Point::ForkHomeMade | Point::ForkImageMade => Act::Fork,
-        Point::DeleteRecorded | Point::DeleteBoxGone | Point::DeleteHomeGone | Point::DeleteFinished => {
-            Act::Delete
-        }
+        Point::SnapshotForgotten | Point::SnapshotImageGone => Act::DeleteSnapshot,
+        Point::RollBackRecorded
+        | Point::RollBackStaged
+        | Point::RollBackBoxGone
+        | Point::RollBackHomeBack
+        | Point::RollBackMemoryBack
+        | Point::RollBackMoved
+        | Point::RollBackFinished => Act::RollBack,
+        Point::ForkHomeMade | Point::ForkImageMade | Point::ForkRecorded | Point::ForkMade => Act::Fork,
+        Point::DeleteRecorded
+        | Point::DeleteBoxGone
+        | Point::DeleteHomeGone
+        | Point::DeleteSnapshotsGone
+        | Point::DeleteImagesGone
+        | Point::DeleteFinished => Act::Delete,
     }
 }
 
@@ -57,9 +79,13 @@ async fn die_at(point: Point, act: Act, lifetime: Lifetime, reboot: bool) -> Wor
             world.engine.remember(&agent.profile.id, "a secret");
         }
         match act {
-            Act::Thaw | Act::MakeDurable => agent.pause().await.unwrap(),
+            Act::Thaw | Act::MakeDurable | Act::StopAsleep => agent.pause().await.unwrap(),
             Act::Wake => agent.hibernate("asked").await.unwrap(),
-            Act::RollBack => {
+            Act::WakeInVain => {
+                agent.hibernate("asked").await.unwrap();
+                world.engine.fail_next_restore("declared");
+            }
+            Act::RollBack | Act::DeleteSnapshot => {
                 world.homes.write(&agent.profile.id, "old");
                 agent.snapshot("old", SnapshotKind::Full).await.unwrap();
                 world.homes.write(&agent.profile.id, "new");
@@ -71,6 +97,7 @@ async fn die_at(point: Point, act: Act, lifetime: Lifetime, reboot: bool) -> Wor
             | Act::Delete
             | Act::Pause
             | Act::Hibernate
+            | Act::Settle
             | Act::Snapshot
             | Act::Fork => {}
         }
@@ -80,7 +107,7 @@ async fn die_at(point: Point, act: Act, lifetime: Lifetime, reboot: bool) -> Wor
         crate::lifecycle::lag::catch_up(&agent).await;
     }
     world.faults.arm(point, Action::Hang);
-    let registry = world.registry.clone();
+    let (registry, engine) = (world.registry.clone(), world.engine.clone());
     let agent = world.get("one");
     tokio::spawn(async move {
         let agent = match agent {
@@ -88,13 +115,23 @@ async fn die_at(point: Point, act: Act, lifetime: Lifetime, reboot: bool) -> Wor
             None => return drop(registry.create(World::creation("one", lifetime, true)).await),
         };
         drop(match act {
-            Act::Create | Act::Start | Act::Thaw | Act::Wake => agent.ensure_running().await,
-            Act::Stop => agent.stop(None).await,
+            Act::Create | Act::Start | Act::Thaw | Act::Wake | Act::WakeInVain => {
+                agent.ensure_running().await
+            }
+            Act::Stop | Act::StopAsleep => agent.stop(None).await,
+            Act::Settle => {
+                engine.kill(&agent.profile.id, "declared");
+                Ok(())
+            }
             Act::Delete => agent.delete().await,
             Act::Pause => agent.pause().await,
             Act::MakeDurable => agent.make_durable().await,
             Act::Hibernate => agent.hibernate("asked").await,
             Act::Snapshot => agent.snapshot("", SnapshotKind::Full).await.map(drop),
+            Act::DeleteSnapshot => match agent.find_snapshot("old").await {
+                Ok(snapshot) => agent.delete_snapshot(&snapshot).await,
+                Err(trouble) => Err(trouble),
+            },
             Act::RollBack => match agent.find_snapshot("old").await {
                 Ok(snapshot) => agent.roll_back(&snapshot).await.map(drop),
                 Err(trouble) => Err(trouble),
@@ -126,40 +163,38 @@ async fn a_crash_at_any_point_leaves_nothing_that_the_next_daemon_does_not_put_i
         let act = act_of(point);
         let world = die_at(point, act, Lifetime::Persistent, false).await;
         let state = world.get("one").map(|agent| agent.state());
-        let expected = match point {
-            Point::CreateHomeMade => None,
-            Point::CreateRecorded | Point::StartRecorded | Point::StartBoxUp => Some(State::Stopped),
-            Point::StartFinished => Some(State::Running),
-            Point::StopRecorded | Point::StopBoxGone | Point::StopFinished => Some(State::Stopped),
-            Point::FreezeBegun | Point::FreezeFrozen => Some(State::Running),
-            Point::ThawBegun | Point::ThawThawed => Some(State::Standby),
-            Point::ImageFrozen | Point::ImageMade | Point::ImageRecorded => Some(State::Standby),
-            Point::HibernateRecorded
-            | Point::HibernateImageRecorded
-            | Point::HibernateBoxGone
-            | Point::HibernateFinished => Some(State::Hibernated),
-            Point::SnapshotFrozen
-            | Point::SnapshotImageMade
-            | Point::SnapshotHomeKept
-            | Point::SnapshotRecorded
-            | Point::ForkHomeMade
-            | Point::ForkImageMade => Some(State::Running),
+        let expected = match (act, point) {
+            (Act::Create, Point::CreateHomeMade) | (Act::Delete, _) => None,
+            (Act::Start, Point::StartFinished) => Some(State::Running),
+            (Act::Create | Act::Start | Act::Stop | Act::StopAsleep | Act::Settle, _) => Some(State::Stopped),
+            (Act::Pause, Point::FreezeRecorded) => Some(State::Standby),
+            (Act::Thaw, Point::ThawRecorded) => Some(State::Running),
+            (Act::Pause, _) => Some(State::Running),
+            (Act::Thaw | Act::MakeDurable, _) => Some(State::Standby),
+            (Act::Hibernate, _) => Some(State::Hibernated),
+            // The box has gone on.
+            (Act::Wake, Point::WakeRestored) => Some(State::Running),
+            (Act::Wake, _) => Some(State::Hibernated),
+            (Act::WakeInVain, Point::WakeRefused) => Some(State::Hibernated),
+            (Act::WakeInVain, _) => Some(State::Stopped),
+            (Act::Snapshot | Act::DeleteSnapshot | Act::Fork, _) => Some(State::Running),
+            (Act::RollBack, Point::RollBackFinished) => Some(State::Hibernated),
             // Finished as a stop: what it was is in a snapshot.
-            Point::RollBackRecorded | Point::RollBackBoxGone | Point::RollBackHomeBack => {
-                Some(State::Stopped)
-            }
-            Point::DeleteRecorded | Point::DeleteBoxGone | Point::DeleteHomeGone | Point::DeleteFinished => {
-                None
-            }
+            (Act::RollBack, _) => Some(State::Stopped),
         };
         assert_eq!(state, expected, "{point:?}");
         if let Some(agent) = world.get("one") {
             agent.ensure_running().await.unwrap();
             world.assert_in_order().await;
-            if !matches!(act, Act::Create | Act::Start | Act::Stop | Act::RollBack) {
-                let memory = world.engine.memory(&agent.profile.id);
-                assert_eq!(memory.as_deref(), Some("a secret"), "{point:?}");
-            }
+            let memory = match act {
+                Act::DeleteSnapshot => Some("a newer secret"),
+                Act::RollBack if point == Point::RollBackFinished => Some("a secret"),
+                Act::WakeInVain if point == Point::WakeSetAside => Some(""),
+                Act::Create | Act::Start | Act::Stop | Act::StopAsleep | Act::Settle | Act::RollBack => None,
+                _ => Some("a secret"),
+            };
+            let found = world.engine.memory(&agent.profile.id);
+            assert!(memory.is_none() || found.as_deref() == memory, "{point:?}: {found:?}");
         }
     }
 }
@@ -225,15 +260,17 @@ async fn an_ephemeral_agent_whose_start_was_not_finished_is_gone_after_a_crash()
 async fn a_crash_in_a_rollback_leaves_either_home_whole_and_a_snapshot_of_what_was() {
     for point in [
         Point::RollBackRecorded,
+        Point::RollBackStaged,
         Point::RollBackBoxGone,
         Point::RollBackHomeBack,
+        Point::RollBackMemoryBack,
+        Point::RollBackMoved,
     ] {
         let world = die_at(point, Act::RollBack, Lifetime::Persistent, false).await;
         let agent = world.get("one").unwrap();
-        let expected = if point == Point::RollBackHomeBack {
-            "old"
-        } else {
-            "new"
+        let expected = match point {
+            Point::RollBackRecorded | Point::RollBackStaged | Point::RollBackBoxGone => "new",
+            _ => "old",
         };
         assert_eq!(
             world.homes.content(&agent.profile.id).as_deref(),

@@ -128,13 +128,38 @@ async fn a_rollback_that_fails_leaves_the_home_and_says_why() {
     let id = agent.profile.id.clone();
     let old = agent.snapshot("", SnapshotKind::Full).await.unwrap();
     world.homes.write(&id, "new");
-    world.homes.fail_next_roll_back("the disk is full");
+    world.homes.fail_next_exchange("declared");
     let trouble = agent.roll_back(&old).await.unwrap_err();
-    assert!(trouble.in_full().contains("the disk is full"));
+    assert!(trouble.in_full().contains("declared"));
     assert_eq!(agent.state(), State::Failed);
     assert_eq!(world.homes.content(&id).as_deref(), Some("new"));
     agent.ensure_running().await.unwrap();
     world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_rollback_for_which_nothing_can_be_made_ready_leaves_the_agent_as_it_was() {
+    for point in [Point::RollBackRecorded, Point::RollBackStaged] {
+        for state in [State::Running, State::Standby, State::Hibernated] {
+            let world = World::new().await;
+            let agent = world.running("one").await;
+            let id = agent.profile.id.clone();
+            world.engine.remember(&id, "old");
+            let old = agent.snapshot("", SnapshotKind::Full).await.unwrap();
+            world.engine.remember(&id, "new");
+            match state {
+                State::Standby => agent.pause().await.unwrap(),
+                State::Hibernated => agent.hibernate("asked").await.unwrap(),
+                _ => {}
+            }
+            world.faults.arm(point, Action::Fail);
+            agent.roll_back(&old).await.unwrap_err();
+            assert_eq!(agent.state(), state, "{point:?}");
+            world.assert_in_order().await;
+            agent.ensure_running().await.unwrap();
+            assert_eq!(world.engine.memory(&id).as_deref(), Some("new"), "{point:?}");
+        }
+    }
 }
 
 #[tokio::test]
