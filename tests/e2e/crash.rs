@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
-use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -21,10 +20,6 @@ harness::tests![
     an_adopted_box_is_stopped_and_deleted_like_any_other,
     agents_survive_a_reboot_with_their_files,
     a_pool_in_a_file_is_mounted_again_after_a_reboot,
-    a_crash_while_an_agent_is_made_leaves_all_or_nothing,
-    a_crash_while_an_agent_starts_leaves_a_legal_state,
-    a_crash_while_an_agent_stops_leaves_a_legal_state,
-    a_crash_while_an_agent_is_deleted_is_finished_by_the_next_daemon,
     an_orderly_end_leaves_boxes_alone_if_so_configured,
     an_orderly_end_stops_boxes_if_so_configured,
     a_second_daemon_on_the_same_data_is_refused_with_the_pid_of_the_first,
@@ -191,83 +186,6 @@ fn a_pool_in_a_file_is_mounted_again_after_a_reboot() -> Result<()> {
     server.launch(&[])?;
     ensure!(agent.state()? == "stopped");
     ensure!(agent.sh_text("cat ~/kept")? == "kept");
-    Ok(())
-}
-
-/// The state of agent `name`, once every transition is over and the host has what the records say, and no more.
-fn settled(server: &Server, name: &str) -> Result<Option<Option<String>>> {
-    let listed = server.json(&["ls"])?;
-    let agents = listed.as_array().context("a list")?;
-    let ids = |state: &str| -> BTreeSet<String> {
-        let of = agents.iter().filter(|a| state.is_empty() || a["state"] == state);
-        of.filter_map(|a| a["id"].as_str().map(str::to_owned)).collect()
-    };
-    let over = ids("stopped").len() + ids("running").len() + ids("failed").len() == agents.len();
-    let remains = &server.remains;
-    let agree = remains.homes() == ids("")
-        && remains.boxes() == ids("running")
-        && remains.interfaces().len() == ids("running").len();
-    let agent = agents.iter().find(|a| a["name"] == name);
-    Ok((over && agree).then(|| agent.and_then(|a| a["state"].as_str()).map(str::to_owned)))
-}
-
-/// Makes the daemon die at `point` while `act` is done, starts the next, and checks that records and host agree.
-/// Returns the state of the agent, if there is one.
-fn crash_at(server: &Arc<Server>, point: &str, name: &str, prepare: &[&[&str]], act: &[&str]) -> Result<Option<String>> {
-    for step in prepare {
-        server.dorm(step)?.succeeded()?;
-    }
-    server.sigterm()?;
-    server.launch(&[("DORM_FAULT", point)])?;
-    let output = server.dorm(act)?;
-    ensure!(output.code != 0 || point.ends_with("/finished"), "{point} was not reached: {output}");
-    let code = server.wait_for_end()?;
-    ensure!(code == 128 + 6, "at {point} the daemon left with {code}");
-    server.launch(&[])?;
-    let state = harness::eventually("records and host agree", || settled(server, name))
-        .with_context(|| format!("after {point}: {:?}", server.json(&["ls"])))?;
-    if state.is_some() {
-        ensure!(server.dorm(&["exec", name, "--", "cat", "/etc/hostname"])?.text()? == name, "after {point}");
-        server.dorm(&["rm", "--yes", name])?.succeeded()?;
-    }
-    server.dorm(&["new", name])?.succeeded().with_context(|| format!("the name cannot be used again after {point}"))?;
-    server.dorm(&["rm", "--yes", name])?.succeeded()?;
-    Ok(state)
-}
-
-fn a_crash_while_an_agent_is_made_leaves_all_or_nothing() -> Result<()> {
-    let server = Server::start_with(&Options { leave_boxes: true, ..Options::default() })?;
-    for point in ["create/home-made", "create/recorded"] {
-        crash_at(&server, point, "made", &[], &["new", "made"])?;
-        crash_at(&server, point, "made", &[], &["new", "made", "--ephemeral"])?;
-    }
-    Ok(())
-}
-
-fn a_crash_while_an_agent_starts_leaves_a_legal_state() -> Result<()> {
-    let server = Server::start_with(&Options { leave_boxes: true, ..Options::default() })?;
-    for point in ["start/recorded", "start/box-up", "start/finished"] {
-        let state = crash_at(&server, point, "starts", &[&["new", "starts", "--no-start"]], &["start", "starts"])?;
-        ensure!(state.is_some(), "the agent is lost after {point}");
-    }
-    Ok(())
-}
-
-fn a_crash_while_an_agent_stops_leaves_a_legal_state() -> Result<()> {
-    let server = Server::start_with(&Options { leave_boxes: true, ..Options::default() })?;
-    for point in ["stop/recorded", "stop/box-gone", "stop/finished"] {
-        let state = crash_at(&server, point, "stops", &[&["new", "stops"]], &["stop", "stops"])?;
-        ensure!(state.is_some(), "the agent is lost after {point}");
-    }
-    Ok(())
-}
-
-fn a_crash_while_an_agent_is_deleted_is_finished_by_the_next_daemon() -> Result<()> {
-    let server = Server::start_with(&Options { leave_boxes: true, ..Options::default() })?;
-    for point in ["delete/recorded", "delete/box-gone", "delete/home-gone", "delete/finished"] {
-        let state = crash_at(&server, point, "goes", &[&["new", "goes"]], &["rm", "--yes", "goes"])?;
-        ensure!(state.is_none(), "after {point} the agent is {state:?}");
-    }
     Ok(())
 }
 

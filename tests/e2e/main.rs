@@ -22,8 +22,8 @@ macro_rules! features {
 }
 
 features![
-    agents, api, clocks, crash, docs, e2b, exec, files, hibernate, isolation, limits, network, policy, ports,
-    runner, scale, sleep, streams, survivors, templates, volumes, workloads
+    agents, api, clocks, crash, docs, e2b, exec, files, hibernate, isolation, limits, matrix, network,
+    policy, ports, runner, scale, sleep, streams, survivors, templates, volumes, workloads
 ];
 
 const THREADS: usize = 3;

@@ -198,7 +198,10 @@ impl Armed {
         };
         self.struck.notify_one();
         match action {
-            Action::Abort => std::process::abort(),
+            Action::Abort => {
+                tracing::error!("the daemon dies at the declared fault {}", point.name());
+                std::process::abort()
+            }
             Action::Fail => Err(Injected(point)),
             Action::Panic => panic!("the declared panic at {}", point.name()),
             Action::Hang => std::future::pending().await,

@@ -20,6 +20,7 @@ mod agent;
 mod archive;
 mod cli;
 mod host;
+pub(crate) mod order;
 mod outside;
 mod pty;
 mod remains;

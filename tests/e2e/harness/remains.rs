@@ -125,6 +125,25 @@ impl Remains {
         names_in(&self.data.join("pool/templates"))
     }
 
+    /// Processes that work on the data directory and are neither the daemon nor its children.
+    pub(crate) fn strangers(&self, daemon: i32) -> Result<Vec<String>> {
+        let parent = |pid: i32| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let rest = stat.rsplit(')').next().unwrap_or_default().to_owned();
+            rest.split_whitespace()
+                .nth(1)
+                .and_then(|ppid| ppid.parse::<i32>().ok())
+        };
+        let all = processes_naming(&self.data)?.into_iter();
+        let strange = all.filter(|pid| *pid != daemon && parent(*pid).is_some_and(|ppid| ppid != daemon));
+        Ok(strange.map(|pid| format!("{pid} ({})", words(pid))).collect())
+    }
+
+    /// Mount points in the data directory, as the host sees them.
+    pub(crate) fn mounts(&self) -> Result<Vec<String>> {
+        mounts_below(&self.data)
+    }
+
     /// Loop devices on files of the data directory.
     pub(crate) fn loops(&self) -> Vec<String> {
         let prefix = self.data.to_string_lossy().into_owned();

@@ -250,7 +250,7 @@ impl Torture {
             self.launch(None)?;
         }
         if shaken || matches!(blow, Blow::Reboot | Blow::Orderly) {
-            inspect::at_rest(&self.server)?;
+            self.server.at_rest()?;
         }
         for (name, operation, found) in news {
             self.settle(&name, &operation, found)
@@ -321,10 +321,7 @@ impl Torture {
             }
             News::PerhapsNoSnapshot(id) => {
                 let agent = self.agents.get_mut(name).context("a known agent")?;
-                if !inspect::snapshots(&self.server, name)?
-                    .iter()
-                    .any(|found| found["id"] == id)
-                {
+                if !self.server.snapshots(name)?.iter().any(|found| found["id"] == id) {
                     agent.snapshots.retain(|snapshot| snapshot.id != id);
                 }
             }

@@ -194,7 +194,10 @@ async fn a_crash_at_any_point_leaves_nothing_that_the_next_daemon_does_not_put_i
                 _ => Some("a secret"),
             };
             let found = world.engine.memory(&agent.profile.id);
-            assert!(memory.is_none() || found.as_deref() == memory, "{point:?}: {found:?}");
+            assert!(
+                memory.is_none() || found.as_deref() == memory,
+                "{point:?}: {found:?}"
+            );
         }
     }
 }
