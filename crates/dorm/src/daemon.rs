@@ -8,8 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use dorm_engine::container::{self, Container};
+use dorm_engine::engines::Engines;
 use dorm_engine::home::Pool;
+use dorm_engine::host;
 use dorm_server::ServeError;
 use dorm_server::config::NetworkRange;
 use rustix::fs::{FlockOperation, flock};
@@ -137,15 +138,15 @@ pub(crate) async fn run(mut settings: Settings) -> Result<()> {
     // Names the file that runs now, even after an upgrade put another one in its place.
     let launcher = std::path::PathBuf::from("/proc/self/exe");
     let pool = Pool::open(&settings.pool, &launcher).context("cannot open the pool of homes")?;
-    let engine = container::Config {
+    let engine = host::Config {
         data: settings.server.data.clone(),
         launcher,
         network: settings.network,
     };
     let engine = Arc::new(
-        Container::open(&engine, pool.clone())
+        Engines::open(&engine, pool.clone())
             .await
-            .context("cannot open the container engine")?,
+            .context("cannot open the engines")?,
     );
     let range = engine.addresses();
     settings.server.network_range = NetworkRange {

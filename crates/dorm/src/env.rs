@@ -56,6 +56,11 @@ pub(crate) const ALL: &[Variable] = &[
         "log",
         "serve: log level, or filter as in `info,dorm_server=debug`",
     ),
+    daemon(
+        "DORM_ISOLATION",
+        "defaults.isolation",
+        "serve: container, gvisor, vm or auto, of agents that name none",
+    ),
     daemon("DORM_LOG_FORMAT", "log_format", "serve: text or json"),
     daemon(
         "DORM_ON_SHUTDOWN",

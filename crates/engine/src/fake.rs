@@ -3,7 +3,6 @@
 //! Both outlive whoever uses them, as real boxes and homes outlive a daemon: a second daemon given the
 //! same parts finds what the first left behind.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,80 +13,18 @@ use tokio::io::DuplexStream;
 use tokio::sync::watch;
 
 use crate::{
-    BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, Listening, MemoryImage,
-    Result,
+    BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, Isolation, Listening,
+    MemoryImage, Result,
 };
 
 mod homes;
+mod world;
 
 pub use homes::FakeHomes;
+use world::World;
 
 /// Answers a connection to a guest, as process 1 of a box would.
 pub type FakeGuest = Arc<dyn Fn(Id, DuplexStream) + Send + Sync>;
-
-#[derive(Default)]
-struct World {
-    boxes: BTreeMap<Id, FakeBox>,
-    fail_starts: Vec<String>,
-    fail_stops: Vec<String>,
-    fail_freezes: Vec<String>,
-    fail_thaws: Vec<String>,
-    fail_checkpoints: Vec<String>,
-    fail_restores: Vec<String>,
-    cannot_checkpoint: Option<String>,
-    starts: u64,
-    stops: u64,
-    freezes: u64,
-    thaws: u64,
-    checkpoints: u64,
-    restores: u64,
-    connects: u64,
-    swept: Vec<Id>,
-    specs: Vec<BoxSpec>,
-    ports: BTreeSet<u16>,
-}
-
-impl World {
-    fn add(&mut self, spec: &BoxSpec, memory: String) -> BoxRecord {
-        let number = self.starts + self.restores;
-        let record = BoxRecord {
-            pid: i32::try_from(1000 + number).unwrap_or(i32::MAX),
-            pid_start: number,
-            host_boot_id: "fake".to_owned(),
-            guest_hash: "fake".to_owned(),
-            engine: "fake".to_owned(),
-        };
-        let one = FakeBox {
-            record: record.clone(),
-            ended: watch::Sender::new(None),
-            stopping: false,
-            frozen: watch::Sender::new(false),
-            memory,
-            cpu_usec: 1_500_000,
-        };
-        self.boxes.insert(spec.id.clone(), one);
-        record
-    }
-
-    fn living(&mut self, id: &Id) -> Result<&mut FakeBox> {
-        self.boxes
-            .get_mut(id)
-            .filter(|one| one.ended.borrow().is_none())
-            .ok_or_else(|| EngineError::NotRunning(id.clone()))
-    }
-}
-
-struct FakeBox {
-    record: BoxRecord,
-    /// `None` while it runs.
-    ended: watch::Sender<Option<BoxExit>>,
-    /// Whether `stop` was called: then its end is no news.
-    stopping: bool,
-    frozen: watch::Sender<bool>,
-    /// What its processes hold only in memory.
-    memory: String,
-    cpu_usec: u64,
-}
 
 pub struct FakeEngine {
     world: Mutex<World>,
@@ -449,7 +386,8 @@ impl Engine for FakeEngine {
             world.specs.push(spec.clone());
         }
         while_held(&self.restores_held).await;
-        self.can_checkpoint().map_err(EngineError::CannotCheckpoint)?;
+        self.can_checkpoint(Isolation::default())
+            .map_err(EngineError::CannotCheckpoint)?;
         let mut world = self.world();
         if let Some(reason) = world.fail_restores.pop() {
             return Err(EngineError::Start {
@@ -479,7 +417,18 @@ impl Engine for FakeEngine {
         false
     }
 
-    fn can_checkpoint(&self) -> std::result::Result<(), String> {
+    fn can_run(&self, isolation: Isolation) -> std::result::Result<(), String> {
+        match isolation {
+            Isolation::Container | Isolation::Gvisor => Ok(()),
+            Isolation::Vm => Err("the fake has none".to_owned()),
+        }
+    }
+
+    fn strongest(&self) -> Isolation {
+        Isolation::Gvisor
+    }
+
+    fn can_checkpoint(&self, _: Isolation) -> std::result::Result<(), String> {
         match &self.world().cannot_checkpoint {
             Some(reason) => Err(reason.clone()),
             None => Ok(()),

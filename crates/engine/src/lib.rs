@@ -5,8 +5,8 @@
 //! tested against [`fake`] parts with declared faults.
 //!
 //! ```text
-//!   server::lifecycle ──Engine──▶ container  ──▶ sys (namespaces, cgroups, mounts, netlink)
-//!                    └──Homes───▶ home::Pool ──▶ sys (btrfs ioctls, loop devices)
+//!   server::lifecycle ──Engine──▶ engines ─▶ container, gvisor ─▶ host ─▶ sys (namespaces, cgroups, netlink)
+//!                    └──Homes───▶ home::Pool ─────────────────────────▶ sys (btrfs ioctls, loop devices)
 //! ```
 
 use std::collections::BTreeMap;
@@ -20,12 +20,14 @@ use serde::{Deserialize, Serialize};
 
 pub use dorm_proto::boot::{BootConfig, Command};
 
-pub mod container;
+mod container;
 pub mod criu;
 pub mod doctor;
+pub mod engines;
 pub mod fake;
 pub mod guest_binary;
 pub mod home;
+pub mod host;
 pub mod launch;
 pub mod network;
 mod packet;
@@ -113,6 +115,37 @@ impl fmt::Debug for Id {
     }
 }
 
+/// What stands between a box and the machine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Isolation {
+    /// Namespaces and a system call filter on the machine's own kernel.
+    #[default]
+    Container,
+    /// A kernel in user space, which answers the box's system calls.
+    Gvisor,
+    /// A virtual machine with a kernel of its own.
+    Vm,
+}
+
+impl Isolation {
+    pub const ALL: [Self; 3] = [Self::Container, Self::Gvisor, Self::Vm];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Container => "container",
+            Self::Gvisor => "gvisor",
+            Self::Vm => "vm",
+        }
+    }
+}
+
+impl fmt::Display for Isolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 /// What a box may use. Enforced by cgroups, except `disk`, which is a btrfs quota on the home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
@@ -132,6 +165,7 @@ pub struct Limits {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BoxSpec {
     pub id: Id,
+    pub isolation: Isolation,
     pub hostname: String,
     /// Decides the box's address and interface name. Unique among the boxes of this machine.
     pub slot: u32,
@@ -228,6 +262,9 @@ pub enum EngineError {
     NotRunning(Id),
     #[error("a box of {0} is running already")]
     AlreadyRunning(Id),
+    /// No box can be isolated in this way here.
+    #[error("{isolation} boxes cannot be run here: {reason}")]
+    NoEngine { isolation: Isolation, reason: String },
     #[error("there is no home of {0} on this machine")]
     NoHome(Id),
     #[error("there is no volume {0} on this machine")]
@@ -332,9 +369,15 @@ pub trait Engine: Send + Sync + 'static {
     /// has changed in the home since is then the restore's own work, and no reason to refuse the image.
     fn is_untouched(&self, image: &std::path::Path) -> bool;
 
-    /// `Ok` where memory images can be made and brought back, otherwise the reason why not, in words. An image
-    /// that could not be brought back for that reason is as good as before.
-    fn can_checkpoint(&self) -> std::result::Result<(), String>;
+    /// `Ok` where boxes of this kind can be run, otherwise the reason why not, in words.
+    fn can_run(&self, isolation: Isolation) -> std::result::Result<(), String>;
+
+    /// The strongest isolation that has been seen to work here without being slow.
+    fn strongest(&self) -> Isolation;
+
+    /// `Ok` where memory images can be made of boxes of this kind and brought back, otherwise the reason why not, in words.
+    /// An image that could not be brought back for that reason is as good as before.
+    fn can_checkpoint(&self, isolation: Isolation) -> std::result::Result<(), String>;
 
     /// Ids of which there is something on this machine, running or left over.
     async fn present(&self) -> Result<Vec<Id>>;

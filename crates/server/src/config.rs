@@ -7,6 +7,7 @@ use std::time::Duration;
 use dorm_engine::Limits;
 use dorm_engine::network::Range;
 
+use crate::isolation::Choice;
 use crate::lifecycle::idle::pressure::Budget;
 use crate::records::Slots;
 
@@ -19,6 +20,8 @@ pub struct Config {
     pub domain: Option<String>,
     /// Limits of agents that name none.
     pub defaults: Limits,
+    /// Of agents that name none.
+    pub isolation: Choice,
     /// Agent slot n is given the 65,536 host uids from `first_uid + n * 65536` on.
     pub first_uid: u32,
     /// How many agents there may be.

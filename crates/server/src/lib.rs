@@ -7,6 +7,7 @@ pub mod e2b;
 pub mod faults;
 pub mod guest_client;
 mod held;
+pub mod isolation;
 pub mod keys;
 pub mod lifecycle;
 mod listen;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use dorm_engine::network::Policy;
-use dorm_engine::{BoxRecord, Env, Id, Limits};
+use dorm_engine::{BoxRecord, Env, Id, Isolation, Limits};
 use serde::{Deserialize, Serialize};
 
 mod sandbox;
@@ -173,6 +173,8 @@ impl Status {
 /// What an agent was asked to be. Kept as JSON, so that fields can be added.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentSpec {
+    #[serde(default)]
+    pub isolation: Isolation,
     pub limits: Limits,
     #[serde(default)]
     pub env: Env,

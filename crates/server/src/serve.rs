@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dorm_engine::{Engine, Homes};
+use dorm_engine::{Engine, Homes, Isolation};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -148,7 +148,9 @@ pub async fn serve(
     let mut connections = accept(listener, router(&state), &shutdown).await;
 
     tracing::info!("shutting down");
-    let boxes = match (config.on_shutdown, state.engine.can_checkpoint()) {
+    let savable = Isolation::ALL.map(|isolation| state.engine.can_checkpoint(isolation));
+    let savable = savable.into_iter().reduce(Result::or).unwrap_or(Ok(()));
+    let boxes = match (config.on_shutdown, savable) {
         (OnShutdown::Hibernate, Err(reason)) => {
             tracing::info!(%reason, "boxes are left, as their memory cannot be put to disk");
             OnShutdown::Leave

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use dorm_server::api::types::{Agent, Lifetime, NewAgent, VolumeMount};
+use dorm_server::isolation::Choice;
 
 use super::net::PolicyArgs;
 use super::{env_map, parse_env, parse_time};
@@ -20,6 +21,9 @@ pub(crate) struct Args {
     /// What it starts from [default: base]
     #[arg(long, short = 'T', value_name = "TEMPLATE")]
     template: Option<String>,
+    /// What stands between it and the machine: container, gvisor, vm, or auto for the strongest that works here
+    #[arg(long, value_name = "KIND")]
+    isolation: Option<Choice>,
     /// Cores, as 2 or 0.5
     #[arg(long, value_name = "N", value_parser = parse_cpus)]
     cpus: Option<f64>,
@@ -84,6 +88,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
     let request = NewAgent {
         name: args.name,
         template: args.template,
+        isolation: args.isolation,
         cpus: args.cpus,
         memory: args.memory.map(|s| s.0),
         disk: args.disk.map(|s| s.0),

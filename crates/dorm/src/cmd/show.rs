@@ -33,6 +33,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
             format!("{} for {}: {}", agent.state, age(agent.since), agent.reason),
         ),
         ("template", agent.template),
+        ("isolation", agent.isolation.to_string()),
         ("lifetime", lifetime.to_owned()),
         ("created", time(agent.created)),
         ("cpus", agent.cpus.to_string()),

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use dorm_server::isolation::Choice;
 use serde::Deserialize;
 
 use crate::size::Size;
@@ -92,6 +93,7 @@ pub(crate) struct DefaultsLayer {
     pub(crate) disk: Option<Size>,
     pub(crate) pids: Option<u32>,
     pub(crate) io: Option<Size>,
+    pub(crate) isolation: Option<Choice>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -175,7 +177,8 @@ impl DefaultsLayer {
                 memory,
                 disk,
                 pids,
-                io
+                io,
+                isolation
             }
         )
     }

@@ -175,6 +175,7 @@ fn settings(layer: Layer) -> Result<Settings> {
         data: given(layer.data, "data")?,
         listen: given(layer.listen, "listen")?,
         domain: (!domain.is_empty()).then_some(domain),
+        isolation: given(layer.defaults.isolation, "defaults.isolation")?,
         defaults: Limits {
             cpu_millis: (cpus * 1000.0).round() as u32,
             memory: given(layer.defaults.memory, "defaults.memory")?.0,

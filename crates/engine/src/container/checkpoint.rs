@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,13 +9,15 @@ use std::time::Instant;
 use dorm_sys::process::Process;
 use rustix::process::Signal;
 
+use super::Container;
 use super::spare::Spare;
-use super::start::{process_netns, record_of};
-use super::{Container, LiveBox, ended};
+use super::start::process_netns;
 use crate::criu::Criu;
 use crate::criu::manifest::{Manifest, Pages};
+use crate::host::image::{Still, Unfinished};
+use crate::host::{LiveBox, ended, record_of};
 use crate::launch;
-use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Id, Result};
+use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, Result};
 
 impl Container {
     /// The reason why not, in words.
@@ -29,16 +30,15 @@ impl Container {
         self.usable_criu().map_err(EngineError::CannotCheckpoint)
     }
 
-    pub(super) async fn dump_box(&self, id: &Id, image: &Path) -> Result<Dumped> {
+    pub(super) async fn dump_box(&self, live: &LiveBox, image: &Path) -> Result<Dumped> {
         let criu = self.criu()?;
-        let live = self.live(id)?;
         let failed = || EngineError::io("cannot write the memory image");
         let unfinished = Unfinished::make(image).map_err(failed())?;
-        let home = self.pool.home_path(id);
+        let home = self.host.pool.home_path(&live.id);
         let began = Instant::now();
         let names = criu
             .dump(
-                &self.launcher,
+                &self.host.launcher,
                 live.process.pid,
                 &live.group,
                 &home,
@@ -47,8 +47,8 @@ impl Container {
             )
             .await?;
         live.note_names(names);
-        tracing::debug!(%id, took = ?began.elapsed(), "memory read");
-        let (id, image, version) = (id.clone(), image.to_owned(), criu.version.clone());
+        tracing::debug!(id = %live.id, took = ?began.elapsed(), "memory read");
+        let (id, image, version) = (live.id.clone(), image.to_owned(), criu.version.clone());
         let (guest_hash, uid_base) = (live.guest_hash.clone(), live.uid_base);
         Ok(Dumped::new(async move {
             let began = Instant::now();
@@ -74,7 +74,7 @@ impl Container {
                 .unwrap_or_else(|e| Err(e.to_string()))
                 .map_err(EngineError::BadImage)?
         };
-        let guest = self.guest.path.with_file_name(&manifest.guest_hash);
+        let guest = self.host.guest.path.with_file_name(&manifest.guest_hash);
         if !guest.exists() {
             return Err(EngineError::BadImage(format!(
                 "its guest {} is no longer here",
@@ -87,12 +87,14 @@ impl Container {
                 manifest.uid_base
             )));
         }
-        let work = tempfile::Builder::new().prefix("restore-").tempdir_in(&self.work);
+        let work = tempfile::Builder::new()
+            .prefix("restore-")
+            .tempdir_in(&self.host.work);
         let work = work.map_err(EngineError::io("cannot make a directory for criu"))?;
         Still::mark(image);
         let check = Check::begin(pages);
         let come = self.bring_back(criu, spec, &manifest.guest_hash, guest, image, work.path(), check);
-        self.occupy(spec, come).await
+        self.host.occupy(spec, come).await
     }
 
     #[expect(
@@ -110,13 +112,13 @@ impl Container {
         mut check: Check,
     ) -> Result<(LiveBox, BoxRecord)> {
         let began = Instant::now();
-        let limits = self.group_limits(&spec.limits)?;
+        let limits = self.host.group_limits(&spec.limits)?;
         let mut launcher = self.spares.take().await?;
-        let (group, join) = launcher.claim(&self.cgroups, &spec.id, &limits)?;
+        let (group, join) = launcher.claim(&self.host.cgroups, &spec.id, &limits)?;
         let launch = launch::Spec {
-            home: self.pool.home_path(&spec.id),
+            home: self.host.pool.home_path(&spec.id),
             uid_base: spec.uid_base,
-            volumes: self.volumes(spec)?,
+            volumes: self.host.volumes(spec)?,
             job: criu.job(Some(guest), join, 0),
         };
         let Spare {
@@ -131,8 +133,9 @@ impl Container {
             let namespaces = began.elapsed();
             let netns = dorm_sys::namespace::open(pid, "net")
                 .map_err(EngineError::io("cannot open the box's network"))?;
-            let (netns, inside) = (Arc::new(netns), self.network.inside());
-            self.network
+            let (netns, inside) = (Arc::new(netns), self.host.network.inside());
+            self.host
+                .network
                 .attach(&spec.id, spec.slot, &spec.network, &netns)
                 .await?;
             inside.own_every_address(netns.clone(), true).await?;
@@ -166,8 +169,8 @@ impl Container {
         };
         let process = Process::open(restored).map_err(EngineError::io("cannot find the restored box"))?;
         let found = process_netns(&process).and_then(|netns| {
-            let record =
-                record_of(&process, guest_hash).map_err(EngineError::io("cannot find the restored box"))?;
+            let record = record_of(Isolation::Container, &process, guest_hash)
+                .map_err(EngineError::io("cannot find the restored box"))?;
             Ok((netns, record))
         });
         match found {
@@ -178,32 +181,6 @@ impl Container {
                 Err(error)
             }
         }
-    }
-}
-
-/// Tells of a restore that was broken off before anything of the box ran: what it has changed in the home, as files that have
-/// lost their names get passing ones, is undone by the next. The mark is good for one boot of the host, so that it need not reach
-/// the disk: after a crash of the host nobody knows what ran.
-pub(super) struct Still;
-
-impl Still {
-    const NAME: &str = "still";
-
-    /// Where the disk is full, a restore that is broken off counts as one that is not.
-    fn mark(image: &Path) {
-        let _ = dorm_sys::process::host_boot_id().and_then(|boot| fs::write(image.join(Self::NAME), boot));
-    }
-
-    fn unmark(image: &Path) -> std::io::Result<()> {
-        match fs::remove_file(image.join(Self::NAME)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
-    }
-
-    pub(super) fn is_marked(image: &Path) -> bool {
-        let marked = fs::read_to_string(image.join(Self::NAME)).ok();
-        marked.is_some() && marked == dorm_sys::process::host_boot_id().ok()
     }
 }
 
@@ -237,31 +214,4 @@ fn renew(pid: i32, hostname: &str) -> std::io::Result<()> {
         tracing::warn!(%error, "the random generator cannot be seeded anew");
     }
     Ok(())
-}
-
-/// An image that has not got its name yet, and is removed if it never does.
-struct Unfinished(PathBuf);
-
-impl Unfinished {
-    fn make(image: &Path) -> std::io::Result<Self> {
-        let mut name = image.file_name().unwrap_or_default().to_owned();
-        name.push(".new");
-        let directory = image.with_file_name(name);
-        if directory.exists() {
-            fs::remove_dir_all(&directory)?;
-        }
-        // Restored processes look for files here after they have become an ordinary user. The data directory around it
-        // lets nobody in.
-        fs::DirBuilder::new()
-            .mode(0o755)
-            .recursive(true)
-            .create(&directory)?;
-        Ok(Self(directory))
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use dorm_sys::cgroup::{Group, GroupLimits, Hierarchy};
 use tokio::process::Child;
 
-use super::start::failed;
+use crate::host::failed;
 use crate::launch::{self, Preparation, Report};
 use crate::packet::PacketSocket;
 use crate::{Id, Result};

@@ -4,83 +4,30 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dorm_sys::cgroup::GroupLimits;
-use dorm_sys::process::{self, Process};
+use dorm_sys::process::Process;
 use rustix::process::Signal;
 
+use super::Container;
 use super::spare::Spare;
-use super::{Container, LiveBox, Slot, ended};
+use crate::host::{LiveBox, ended, failed, record_of};
 use crate::launch::{self, Job, Report};
 use crate::packet::PacketSocket;
-use crate::{BoxRecord, BoxSpec, EngineError, Limits, Result};
+use crate::{BoxRecord, BoxSpec, Isolation, Result};
 
 /// How long a guest may take to answer. A box on a busy host needs a fraction of a second.
 const READY_WITHIN: Duration = Duration::from_secs(30);
 
-type Cause = Box<dyn std::error::Error + Send + Sync>;
-
-pub(super) fn failed(step: &str) -> impl FnOnce(Cause) -> EngineError {
-    move |source| EngineError::Start {
-        step: step.to_owned(),
-        source,
-    }
-}
-
 impl Container {
-    pub(super) async fn start_box(&self, spec: &BoxSpec) -> Result<BoxRecord> {
-        self.occupy(spec, self.bring_up(spec)).await
-    }
-
-    /// Makes the box that `coming` brings up the one that runs on the home of `spec`, or leaves nothing of it.
-    pub(super) async fn occupy(
-        &self,
-        spec: &BoxSpec,
-        coming: impl Future<Output = Result<(LiveBox, BoxRecord)>>,
-    ) -> Result<BoxRecord> {
-        if !self.pool.home_path(&spec.id).exists() {
-            return Err(EngineError::NoHome(spec.id.clone()));
-        }
-        {
-            let mut boxes = self.boxes();
-            if boxes.contains_key(&spec.id) {
-                return Err(EngineError::AlreadyRunning(spec.id.clone()));
-            }
-            boxes.insert(spec.id.clone(), Slot::Starting);
-        }
-        // If this future is dropped halfway, the reservation goes, and the next start sweeps the rest.
-        let reservation = Reservation {
-            container: self,
-            spec,
-            settled: false,
-        };
-        if self.cgroups.group(spec.id.as_str()).exists() {
-            self.remove_remains(&spec.id).await?;
-        }
-        match coming.await {
-            Ok((live, record)) => {
-                self.boxes().insert(spec.id.clone(), Slot::Live(Arc::new(live)));
-                reservation.settle();
-                Ok(record)
-            }
-            Err(error) => {
-                if let Err(remains) = self.remove_remains(&spec.id).await {
-                    tracing::warn!(id = %spec.id, error = %crate::chain(&remains), "remains of a box that did not come up");
-                }
-                Err(error)
-            }
-        }
-    }
-
-    async fn bring_up(&self, spec: &BoxSpec) -> Result<(LiveBox, BoxRecord)> {
-        let limits = self.group_limits(&spec.limits)?;
+    pub(super) async fn start_box(&self, spec: &BoxSpec) -> Result<(LiveBox, BoxRecord)> {
+        let limits = self.host.group_limits(&spec.limits)?;
         let mut launcher = self.spares.take().await?;
-        let (group, join) = launcher.claim(&self.cgroups, &spec.id, &limits)?;
+        let (group, join) = launcher.claim(&self.host.cgroups, &spec.id, &limits)?;
         let launch = launch::Spec {
-            home: self.pool.home_path(&spec.id),
+            home: self.host.pool.home_path(&spec.id),
             uid_base: spec.uid_base,
-            volumes: self.volumes(spec)?,
+            volumes: self.host.volumes(spec)?,
             job: Job::Guest {
-                guest: self.guest.path.clone(),
+                guest: self.host.guest.path.clone(),
                 hostname: spec.hostname.clone(),
                 boot_id: random_uuid(),
                 join,
@@ -102,7 +49,9 @@ impl Container {
         let outcome = tokio::time::timeout(READY_WITHIN, async {
             let netns = process_netns(&process)?;
             let (attached, ()) = tokio::join!(
-                self.network.attach(&spec.id, spec.slot, &spec.network, &netns),
+                self.host
+                    .network
+                    .attach(&spec.id, spec.slot, &spec.network, &netns),
                 reap_launcher
             );
             // A box whose set-up failed is gone by now, and says why better than the network can.
@@ -129,65 +78,9 @@ impl Container {
             }
         };
 
-        let record = record_of(&process, &self.guest.hash).map_err(|e| failed("was recorded")(e.into()))?;
+        let record = record_of(Isolation::Container, &process, &self.host.guest.hash)
+            .map_err(|e| failed("was recorded")(e.into()))?;
         Ok((LiveBox::new(process, netns, group, spec, &record), record))
-    }
-
-    pub(super) fn volumes(&self, spec: &BoxSpec) -> Result<Vec<launch::Volume>> {
-        let volume = |mount: &crate::VolumeMount| {
-            let source = self.pool.volume_path(&mount.volume);
-            if !source.exists() {
-                return Err(EngineError::NoVolume(mount.volume.clone()));
-            }
-            let at = mount.path.clone();
-            Ok(launch::Volume { source, at })
-        };
-        spec.volumes.iter().map(volume).collect()
-    }
-
-    pub(super) fn group_limits(&self, limits: &Limits) -> Result<GroupLimits> {
-        let io = match limits.io_bps {
-            Some(bps) => Some((self.pool.device()?, bps)),
-            None => None,
-        };
-        Ok(GroupLimits {
-            cpu_millis: limits.cpu_millis,
-            memory: limits.memory,
-            pids: limits.pids,
-            io,
-        })
-    }
-}
-
-/// What another daemon needs to know this box again.
-pub(super) fn record_of(process: &Process, guest_hash: &str) -> std::io::Result<BoxRecord> {
-    Ok(BoxRecord {
-        pid: process.pid,
-        pid_start: process::start_time(process.pid)?,
-        host_boot_id: process::host_boot_id()?,
-        guest_hash: guest_hash.to_owned(),
-        engine: "container".to_owned(),
-    })
-}
-
-/// Frees the place of a box that did not come up.
-struct Reservation<'a> {
-    container: &'a Container,
-    spec: &'a BoxSpec,
-    settled: bool,
-}
-
-impl Reservation<'_> {
-    fn settle(mut self) {
-        self.settled = true;
-    }
-}
-
-impl Drop for Reservation<'_> {
-    fn drop(&mut self) {
-        if !self.settled {
-            self.container.boxes().remove(&self.spec.id);
-        }
     }
 }
 

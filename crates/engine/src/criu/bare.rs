@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use super::manifest::Manifest;
 use super::{Criu, expect};
-use crate::container::{ended, instance};
+use crate::host::{ended, instance};
 use crate::launch::{self, Preparation, Report, Spec};
 use crate::packet::PacketSocket;
 use crate::{EngineError, Id, Result};

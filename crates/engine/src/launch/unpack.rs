@@ -74,7 +74,7 @@ pub(crate) async fn unpack(
     // Process 1 is a child of this process, not of the launcher.
     if let Some(process) = process {
         let _ = process.signal(rustix::process::Signal::KILL);
-        crate::container::ended(&process).await;
+        crate::host::ended(&process).await;
     }
     let _ = child.wait().await;
     let (entries, warnings) = outcome?;

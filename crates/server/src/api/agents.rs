@@ -48,6 +48,8 @@ async fn create(
     Json(new): Json<NewAgent>,
 ) -> ApiResult<(StatusCode, Json<Agent>)> {
     let mut spec = validate::spec(&new, &state.config.defaults)?;
+    let isolation = new.isolation.unwrap_or(state.config.isolation);
+    spec.isolation = isolation.settle(&*state.engine)?;
     let wanted: Vec<_> = new
         .volumes
         .into_iter()
@@ -239,6 +241,7 @@ pub(super) fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent 
             Lifetime::Persistent => types::Lifetime::Persistent,
             Lifetime::Ephemeral => types::Lifetime::Ephemeral,
         },
+        isolation: profile.spec.isolation,
         state: published.status.state.as_str().to_owned(),
         reason: published.status.reason,
         since: published.status.since,

@@ -169,6 +169,9 @@ fn engine_error(error: &EngineError) -> ApiError {
             .hint("delete agents or templates, or give the data directory more room"),
         EngineError::NotRunning(_) => ApiError::new(Code::Conflict, in_full(error)),
         EngineError::AlreadyRunning(_) => ApiError::new(Code::Conflict, in_full(error)),
+        EngineError::NoEngine { .. } => ApiError::new(Code::Unavailable, in_full(error)).hint(
+            "`dorm doctor` says what each isolation needs; an agent can be made with another, by --isolation",
+        ),
         EngineError::NoHome(_) | EngineError::NoVolume(_) => ApiError::new(Code::NotFound, in_full(error)),
         EngineError::CannotCheckpoint(_) => ApiError::new(Code::Conflict, in_full(error))
             .hint("it goes on as it was; `dorm pause` and `dorm stop` work without a memory image"),

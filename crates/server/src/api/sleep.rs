@@ -109,6 +109,6 @@ async fn show_why(
             time: note.time,
             what: note.what,
         }),
-        no_images: state.engine.can_checkpoint().err(),
+        no_images: agent.can_save().err(),
     }))
 }

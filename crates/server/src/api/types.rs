@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use dorm_engine::Id;
+use dorm_engine::{Id, Isolation};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+use crate::isolation::Choice;
 
 /// Body of every answer that is not a success.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -36,6 +38,9 @@ pub struct NewAgent {
     /// Name or id of a template; `base` if absent.
     #[serde(default)]
     pub template: Option<String>,
+    /// What stands between it and the machine. The daemon's default if absent.
+    #[serde(default)]
+    pub isolation: Option<Choice>,
     /// Cores, in steps of a thousandth.
     #[serde(default)]
     pub cpus: Option<f64>,
@@ -138,6 +143,10 @@ pub struct Agent {
     pub name: String,
     pub template: String,
     pub lifetime: Lifetime,
+    /// `container`, `gvisor` or `vm`.
+    #[serde(default)]
+    #[schema(value_type = String)]
+    pub isolation: Isolation,
     /// `stopped`, `starting`, `running`, `freezing`, `standby`, `hibernating`, `hibernated`, `waking`, `stopping`,
     /// `failed` or `deleting`.
     pub state: String,

@@ -1,6 +1,6 @@
 //! What a request may ask for.
 
-use dorm_engine::{Env, Limits};
+use dorm_engine::{Env, Isolation, Limits};
 
 use super::errors::{ApiError, ApiResult};
 use super::network;
@@ -77,6 +77,7 @@ pub(super) fn spec(new: &NewAgent, defaults: &Limits) -> ApiResult<AgentSpec> {
         io_bps: defaults.io_bps,
     };
     Ok(AgentSpec {
+        isolation: Isolation::default(),
         limits,
         env: new.env.clone(),
         sleep: Sleep {

@@ -13,7 +13,7 @@ use super::network;
 use super::types::{Access, DEFAULT_TIMEOUT, NewSandbox};
 use super::view::Found;
 use super::{snapshots, time};
-use crate::api::{AppState, validate};
+use crate::api::{ApiError, AppState, validate};
 use crate::lifecycle::{Agent, Creation, NewFork};
 use crate::records::{
     AgentSpec, Lifetime, OnTimeout, PauseMode, Reach, SandboxRecord, Sleep, SnapshotRecord, TemplateRecord,
@@ -136,6 +136,11 @@ async fn make(
                 // It outlives its box: what ends it is its time.
                 lifetime: Lifetime::Persistent,
                 spec: AgentSpec {
+                    isolation: state
+                        .config
+                        .isolation
+                        .settle(&*state.engine)
+                        .map_err(ApiError::from)?,
                     limits: state.config.defaults.clone(),
                     env,
                     sleep: Sleep::default(),

@@ -287,7 +287,7 @@ impl Agent {
             held_until: self.held_until(),
             frozen_since: wall.checked_sub(asleep).unwrap_or(wall),
             saved: self.current_image().is_some(),
-            savable: !self.is_unsavable() && self.ctx.engine.can_checkpoint().is_ok(),
+            savable: !self.is_unsavable() && self.can_save().is_ok(),
             sampled: None,
         }
     }
@@ -366,6 +366,11 @@ impl Agent {
         });
     }
 
+    /// `Ok` where memory images can be made of this agent's box, otherwise the reason why not.
+    pub fn can_save(&self) -> Result<(), String> {
+        self.ctx.engine.can_checkpoint(self.profile.spec.isolation)
+    }
+
     /// What the engine is told about this agent's box.
     pub(super) fn box_spec(&self) -> BoxSpec {
         let profile = &self.profile;
@@ -376,6 +381,7 @@ impl Agent {
         let start_command = defaults.start.clone();
         BoxSpec {
             id: profile.id.clone(),
+            isolation: profile.spec.isolation,
             hostname: profile.name.clone(),
             slot: profile.slot,
             uid_base: profile.uid_base,

@@ -64,7 +64,7 @@ async fn keep(agent: &Arc<Agent>) -> Result<(), Trouble> {
 async fn write(agent: &Arc<Agent>) -> Result<(), Trouble> {
     const VERB: &str = "have its memory saved";
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
-    ctx.engine.can_checkpoint().map_err(Trouble::NoImages)?;
+    agent.can_save().map_err(Trouble::NoImages)?;
     agent.links.cut().await;
     ctx.engine.freeze(id).await.map_err(Trouble::engine(VERB))?;
     ctx.faults.reach(Point::ImageFrozen).await?;

@@ -137,7 +137,7 @@ pub(super) async fn take(
 async fn live(agent: &Arc<Agent>, id: &Id, label: Option<&str>, kind: SnapshotKind) -> Result<(), Trouble> {
     let engine = &agent.ctx.engine;
     if kind == SnapshotKind::Full {
-        engine.can_checkpoint().map_err(Trouble::NoImages)?;
+        agent.can_save().map_err(Trouble::NoImages)?;
         agent.links.cut().await;
     }
     engine
@@ -220,7 +220,7 @@ async fn memory(agent: &Arc<Agent>, id: &Id, has_box: bool) -> Result<Memory, Tr
             Ok(Memory::Kept(image.size))
         }
         None if has_box => {
-            ctx.engine.can_checkpoint().map_err(Trouble::NoImages)?;
+            agent.can_save().map_err(Trouble::NoImages)?;
             let dumped = ctx.engine.dump(&agent.profile.id, &path).await;
             Ok(Memory::Written(dumped.map_err(Trouble::engine(VERB))?))
         }

@@ -117,7 +117,7 @@ async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, U
     begun.map_err(Unrestored::Broken)?;
     let restored = agent.with_box_spec(async |spec| (ctx.engine.restore(&spec, &path).await, spec.boot));
     let (record, boot) = restored.await;
-    let record = record.map_err(|error| match ctx.engine.can_checkpoint() {
+    let record = record.map_err(|error| match agent.can_save() {
         Ok(()) => in_full(error),
         Err(reason) => Unrestored::NotNow(reason),
     })?;

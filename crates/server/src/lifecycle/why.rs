@@ -119,14 +119,14 @@ fn memory(agent: &Arc<Agent>, view: &View) -> String {
     match view.state {
         State::Hibernated => {
             const IMAGE: &str = "a memory image on disk, of the same instant as its files";
-            match agent.ctx.engine.can_checkpoint() {
+            match agent.can_save() {
                 Ok(()) => IMAGE.to_owned(),
                 Err(reason) => format!("{IMAGE}. It cannot be brought back now: {reason}"),
             }
         }
         State::Standby if view.saved => "in RAM, and a memory image on disk".to_owned(),
         State::Running | State::Standby | State::Freezing | State::Waking | State::Hibernating => {
-            match agent.ctx.engine.can_checkpoint() {
+            match agent.can_save() {
                 Ok(()) => "in RAM; it outlives the daemon, not this machine".to_owned(),
                 Err(reason) => {
                     format!("in RAM; it outlives the daemon, not this machine. No images: {reason}")

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use dorm_engine::network::Policy;
-use dorm_engine::{BoxRecord, Id, Limits};
+use dorm_engine::{BoxRecord, Id, Isolation, Limits};
 
 pub(super) use super::conformance_sandboxes::*;
 pub(super) use super::conformance_sleep::*;
@@ -27,6 +27,7 @@ pub(super) fn new_agent(name: &str) -> NewAgentRecord {
         template_name: "base".to_owned(),
         lifetime: Lifetime::Persistent,
         spec: AgentSpec {
+            isolation: Isolation::default(),
             limits: Limits {
                 cpu_millis: 1500,
                 memory: 1 << 30,

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dorm_engine::{BootConfig, BoxSpec, Debian, Limits};
+use dorm_engine::{BootConfig, BoxSpec, Debian, Isolation, Limits};
 use dorm_proto::boot::PROTOCOL_VERSION;
 use tokio::sync::mpsc;
 
@@ -252,6 +252,7 @@ impl Build {
         let id = self.making.id.clone();
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         BoxSpec {
+            isolation: Isolation::Container,
             hostname: "build".to_owned(),
             slot,
             uid_base,

@@ -13,6 +13,7 @@ use crate::api::types::{BuildTemplate, ErrorBody, Progress, Recipe, RecipeFile, 
 use crate::build_slots::BuildSlots;
 use crate::config::{Config, NetworkRange, OnShutdown};
 use crate::guest_client::fake::FakeGuests;
+use crate::isolation::Choice;
 use crate::records::Workspace;
 use crate::store::{SqliteStore, Store};
 
@@ -43,6 +44,7 @@ impl World {
             data: dir.path().to_owned(),
             listen: "127.0.0.1:0".parse().unwrap(),
             domain: None,
+            isolation: Choice::Container,
             defaults: Limits {
                 cpu_millis: 1000,
                 memory: 1 << 30,

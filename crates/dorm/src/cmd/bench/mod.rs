@@ -255,6 +255,7 @@ impl Bench {
 
     async fn make(&self, disk: Option<u64>) -> Result<Agent> {
         let request = NewAgent {
+            isolation: None,
             name: self.new_name(),
             template: Some(self.template.id.to_string()),
             cpus: None,

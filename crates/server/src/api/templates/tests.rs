@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, NetworkRange, OnShutdown};
 use crate::guest_client::fake::FakeGuests;
+use crate::isolation::Choice;
 use crate::serve::serve;
 
 struct Daemon {
@@ -37,6 +38,7 @@ impl Daemon {
             data: dir.path().to_owned(),
             listen: "127.0.0.1:0".parse().unwrap(),
             domain: None,
+            isolation: Choice::Container,
             defaults: Limits {
                 cpu_millis: 1000,
                 memory: 1 << 30,

@@ -44,6 +44,29 @@ async fn an_agent_is_created_listed_shown_stopped_started_and_deleted() {
 }
 
 #[tokio::test]
+async fn an_agent_has_the_isolation_that_was_asked_for_or_is_refused_with_the_reason() {
+    let server = Server::new().await;
+    for (asked, given) in [
+        (Value::Null, "container"),
+        (json!("gvisor"), "gvisor"),
+        (json!("auto"), "gvisor"),
+    ] {
+        let name = format!("demo-{}", asked.as_str().unwrap_or("none"));
+        let agent = server.create(json!({"name": name, "isolation": asked})).await;
+        assert_eq!(agent["isolation"], given);
+    }
+    let refused = server
+        .post("/v1/agents", json!({"name": "virtual", "isolation": "vm"}))
+        .await;
+    assert_error(&refused, StatusCode::SERVICE_UNAVAILABLE, "unavailable");
+    let message = refused.1["message"].as_str().unwrap();
+    assert_eq!(message, "vm boxes cannot be run here: the fake has none");
+    let unknown = json!({"name": "strange", "isolation": "chroot"});
+    let refused = server.post("/v1/agents", unknown).await;
+    assert_error(&refused, StatusCode::BAD_REQUEST, "invalid_argument");
+}
+
+#[tokio::test]
 async fn events_tell_the_story_newest_first() {
     let server = Server::new().await;
     server.create(json!({"name": "demo"})).await;

@@ -23,6 +23,7 @@ use crate::build_slots::BuildSlots;
 use crate::config::{Config, NetworkRange, OnShutdown, Standby};
 use crate::e2b::Sandboxes;
 use crate::faults::Faults;
+use crate::isolation::Choice;
 use crate::keys::KeyRing;
 use crate::lifecycle::{Parts, Registry};
 use crate::metrics::Metrics;
@@ -178,6 +179,7 @@ fn config(data: &std::path::Path) -> Config {
         data: data.to_owned(),
         listen: "127.0.0.1:0".parse().unwrap(),
         domain: None,
+        isolation: Choice::Container,
         defaults: Limits {
             cpu_millis: 2000,
             memory: 1 << 30,

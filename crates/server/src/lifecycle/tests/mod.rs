@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dorm_engine::fake::{FakeEngine, FakeHomes};
-use dorm_engine::{Id, Limits};
+use dorm_engine::{Id, Isolation, Limits};
 use tempfile::TempDir;
 
 use super::{Agent, Creation, Parts, Registry, Trouble, lag};
@@ -98,6 +98,7 @@ impl World {
             io_bps: None,
         };
         let spec = AgentSpec {
+            isolation: Isolation::default(),
             limits,
             env: [("B".to_owned(), "agent".to_owned())].into(),
             sleep: Sleep::default(),

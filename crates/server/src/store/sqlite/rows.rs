@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use dorm_engine::{Id, Limits};
+use dorm_engine::{Id, Isolation, Limits};
 use serde::de::DeserializeOwned;
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
@@ -99,6 +99,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<(AgentRecord, Option<String>), St
         template_name: columns.get("template_name").unwrap_or_default(),
         lifetime: columns.parse("lifetime").unwrap_or(Lifetime::Persistent),
         spec: columns.json("spec").unwrap_or(AgentSpec {
+            isolation: Isolation::default(),
             limits: nothing,
             env: Default::default(),
             sleep: Default::default(),

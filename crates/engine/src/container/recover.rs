@@ -1,4 +1,4 @@
-//! Taking charge of a box that an earlier daemon started.
+//! Taking charge of a box that came back from disk while its daemon ended.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -6,35 +6,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dorm_sys::cgroup::Group;
-use dorm_sys::process::{self, Process};
+use dorm_sys::process::Process;
 use tokio::time::Instant;
 
-use super::start::record_of;
-use super::{Container, LiveBox, Slot};
+use super::Container;
 use crate::criu::manifest::Manifest;
-use crate::{BoxRecord, BoxSpec, Engine as _, EngineError, Result};
+use crate::engines::Kind as _;
+use crate::host::{LiveBox, record_of};
+use crate::{BoxRecord, BoxSpec, EngineError, Isolation, Result};
 
 /// How long a restore may go on by itself after its daemon has ended.
 const RESTORED_WITHIN: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(5);
 
 impl Container {
-    pub(super) async fn adopt_box(&self, spec: &BoxSpec, record: &BoxRecord) -> Result<bool> {
-        match self.find(spec, record) {
-            Some(live) => {
-                self.network.apply(&spec.id, spec.slot, &spec.network).await?;
-                self.boxes().insert(spec.id.clone(), Slot::Live(Arc::new(live)));
-                Ok(true)
-            }
-            None => {
-                self.remove_remains(&spec.id).await?;
-                Ok(false)
-            }
-        }
-    }
-
     pub(super) async fn recover_box(&self, spec: &BoxSpec, image: &Path) -> Result<Option<BoxRecord>> {
-        let group = self.cgroups.group(spec.id.as_str());
+        let group = self.host.cgroups.group(spec.id.as_str());
         let Some(first) = restored(&group).await? else {
             return Ok(None);
         };
@@ -45,38 +32,23 @@ impl Container {
         };
         let netns = dorm_sys::namespace::open(first, "net").map_err(failed())?;
         // What was to be done once the box is back.
-        self.network.apply(&spec.id, spec.slot, &spec.network).await?;
+        self.host
+            .network
+            .apply(&spec.id, spec.slot, &spec.network)
+            .await?;
         dorm_sys::namespace::open(first, "uts")
             .and_then(|uts| dorm_sys::namespace::set_hostname(uts.as_fd(), &spec.hostname))
             .map_err(failed())?;
-        let record = record_of(&process, &manifest.guest_hash).map_err(failed())?;
+        let record = record_of(Isolation::Container, &process, &manifest.guest_hash).map_err(failed())?;
         let live = LiveBox::new(process, Arc::new(netns), group, spec, &record);
-        self.boxes().insert(spec.id.clone(), Slot::Live(Arc::new(live)));
-        let answers = tokio::time::timeout(RESTORED_WITHIN, self.connect(&spec.id)).await;
-        match answers {
-            Ok(Ok(_)) => Ok(Some(record)),
-            Ok(Err(_)) | Err(_) => {
-                self.boxes().remove(&spec.id);
-                Ok(None)
+        let answers = tokio::time::timeout(RESTORED_WITHIN, self.connect(&live)).await;
+        Ok(match answers {
+            Ok(Ok(_)) => {
+                self.host.remember(live);
+                Some(record)
             }
-        }
-    }
-
-    fn find(&self, spec: &BoxSpec, record: &BoxRecord) -> Option<LiveBox> {
-        if process::host_boot_id().ok()? != record.host_boot_id {
-            return None;
-        }
-        let process = Process::open(record.pid).ok()?;
-        // Asked after the descriptor is open, so that the answer is about the same process.
-        if process::start_time(record.pid).ok()? != record.pid_start {
-            return None;
-        }
-        let group = self.cgroups.group(spec.id.as_str());
-        if !group.processes().ok()?.contains(&record.pid) {
-            return None;
-        }
-        let netns = Arc::new(dorm_sys::namespace::open(record.pid, "net").ok()?);
-        Some(LiveBox::new(process, netns, group, spec, record))
+            Ok(Err(_)) | Err(_) => None,
+        })
     }
 }
 

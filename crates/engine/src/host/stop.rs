@@ -1,11 +1,13 @@
 //! The end of a box.
 
+use std::path::Path;
 use std::time::Duration;
 
 use dorm_sys::process::Process;
 use rustix::process::Signal;
 
-use super::{Container, Slot, ended};
+use super::{Host, LiveBox, ended};
+use crate::engines::Kind;
 use crate::{EngineError, Id, Result};
 
 /// Killed processes are gone within milliseconds, unless they hang in the kernel.
@@ -14,35 +16,34 @@ const GONE_WITHIN: Duration = Duration::from_secs(20);
 /// How long the guest has after the grace is over.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-impl Container {
-    pub(super) async fn stop_box(&self, id: &Id, grace: Duration) -> Result<()> {
-        let slot = self.boxes().get(id).cloned();
-        if let Some(Slot::Live(live)) = slot {
-            live.stopping.send_replace(true);
-            // The first asks, the second tells the guest to kill what is left and to let clients know.
-            let patience = if grace.is_zero() {
-                vec![]
-            } else {
-                vec![grace, FAREWELL]
-            };
-            for patience in patience {
-                let _ = live.process.signal(Signal::TERM);
-                let _ = live.group.thaw();
-                if tokio::time::timeout(patience, ended(&live.process)).await.is_ok() {
-                    break;
-                }
+impl Host {
+    /// Lets the box end by itself, within `grace`.
+    pub(crate) async fn ask_to_end(&self, live: &LiveBox, kind: &dyn Kind, grace: Duration) {
+        live.stopping.send_replace(true);
+        if grace.is_zero() {
+            return;
+        }
+        // The first asks, the second tells the guest to kill what is left and to let clients know.
+        for patience in [grace, FAREWELL] {
+            kind.ask_to_end(live).await;
+            if tokio::time::timeout(patience, ended(&live.process)).await.is_ok() {
+                return;
             }
         }
+    }
+
+    /// Removes what there is of a box, and it has no place on its home any more.
+    pub(crate) async fn sweep(&self, id: &Id) -> Result<()> {
         self.remove_remains(id).await?;
-        self.boxes().remove(id);
+        self.forget(id);
         Ok(())
     }
 
-    /// Ends all processes in the box's cgroup, then removes the cgroup and the interface.
+    /// Ends all processes in the box's cgroup, then removes its directory, the cgroup and the interface.
     ///
     /// All are killed before any is thawed: one that still ran when its terminal or pipe ends would change the home after
     /// the memory that goes with it was saved.
-    pub(super) async fn remove_remains(&self, id: &Id) -> Result<()> {
+    pub(crate) async fn remove_remains(&self, id: &Id) -> Result<()> {
         let group = self.cgroups.group(id.as_str());
         let failed = || EngineError::io(format!("cannot remove the box of {id}"));
         let deadline = tokio::time::Instant::now() + GONE_WITHIN;
@@ -70,6 +71,7 @@ impl Container {
                 for process in &listed {
                     let _ = tokio::time::timeout(GONE_WITHIN, ended(process)).await;
                 }
+                remove_directory(&self.run_directory(id)).map_err(failed())?;
                 match group.remove() {
                     Ok(()) => return Ok(()),
                     Err(error) if tokio::time::Instant::now() > deadline => return Err(failed()(error)),
@@ -80,5 +82,12 @@ impl Container {
         };
         let ((), removed) = tokio::join!(network, processes);
         removed
+    }
+}
+
+fn remove_directory(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }

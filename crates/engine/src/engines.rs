@@ -1,0 +1,216 @@
+//! The engine of each box: whatever its isolation, the rest of dorm sees an [`Engine`].
+//!
+//! What differs from one isolation to another is behind [`Kind`]; what does not, such as limits, is the [`Host`]'s.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::container::Container;
+use crate::home::Pool;
+use crate::host::image::Still;
+use crate::host::{Config, Host, LiveBox};
+use crate::network;
+use crate::{
+    BoxExit, BoxRecord, BoxSpec, BoxStats, Dumped, Engine, EngineError, GuestStream, Id, Isolation,
+    Listening, MemoryImage, Result,
+};
+
+/// What an isolation does in its own way. The methods mean what those of [`Engine`] with the same names do.
+#[async_trait]
+pub(crate) trait Kind: std::fmt::Debug + Send + Sync {
+    /// Brings up a box, by [`Host::occupy`].
+    async fn start(&self, spec: &BoxSpec) -> Result<BoxRecord>;
+
+    async fn restore(&self, spec: &BoxSpec, image: &Path) -> Result<BoxRecord>;
+
+    async fn recover(&self, spec: &BoxSpec, image: &Path) -> Result<Option<BoxRecord>>;
+
+    async fn dump(&self, live: &LiveBox, image: &Path) -> Result<Dumped>;
+
+    async fn connect(&self, live: &LiveBox) -> Result<Box<dyn GuestStream>>;
+
+    async fn connect_port(&self, live: &LiveBox, port: u16) -> Result<Box<dyn GuestStream>>;
+
+    async fn listening(&self, live: &LiveBox) -> Result<Vec<Listening>>;
+
+    async fn freeze(&self, live: &LiveBox) -> Result<()> {
+        live.freeze().await
+    }
+
+    async fn thaw(&self, live: &LiveBox) -> Result<()> {
+        live.thaw()
+    }
+
+    /// Tells the guest to end all processes, and thaws the box so that it can; told again, the guest is to be quick about it.
+    async fn ask_to_end(&self, live: &LiveBox);
+
+    fn can_run(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn can_checkpoint(&self) -> Result<(), String>;
+
+    /// Ends what is kept ready for boxes to come. Boxes are left as they are.
+    async fn close(&self) {}
+}
+
+/// All the engines of one daemon.
+#[derive(Debug)]
+pub struct Engines {
+    host: Arc<Host>,
+    container: Container,
+}
+
+impl Engines {
+    pub async fn open(config: &Config, pool: Pool) -> Result<Self> {
+        let host = Arc::new(Host::open(config, pool).await?);
+        Ok(Self {
+            container: Container::open(config, Arc::clone(&host)).await?,
+            host,
+        })
+    }
+
+    /// Takes back what was set up on this machine, unless boxes still run.
+    pub async fn close(&self) {
+        for isolation in Isolation::ALL {
+            if let Ok(kind) = self.kind(isolation) {
+                kind.close().await;
+            }
+        }
+        self.host.close().await;
+    }
+
+    /// The addresses of all boxes.
+    pub fn addresses(&self) -> network::Range {
+        self.host.network.range()
+    }
+
+    /// The error says why there is none, in words.
+    fn kind(&self, isolation: Isolation) -> Result<&dyn Kind, String> {
+        match isolation {
+            Isolation::Container => Ok(&self.container),
+            Isolation::Gvisor | Isolation::Vm => {
+                Err("this version of dorm has no engine for them".to_owned())
+            }
+        }
+    }
+
+    /// The engine of boxes to be.
+    fn engine(&self, isolation: Isolation) -> Result<&dyn Kind> {
+        let kind = self
+            .kind(isolation)
+            .and_then(|kind| kind.can_run().map(|()| kind));
+        kind.map_err(|reason| EngineError::NoEngine { isolation, reason })
+    }
+
+    fn live(&self, id: &Id) -> Result<(Arc<LiveBox>, &dyn Kind)> {
+        let live = self.host.live(id)?;
+        let isolation = live.isolation;
+        let kind = self.kind(isolation);
+        let kind = kind.map_err(|reason| EngineError::NoEngine { isolation, reason })?;
+        Ok((live, kind))
+    }
+}
+
+#[async_trait]
+impl Engine for Engines {
+    async fn start(&self, spec: &BoxSpec) -> Result<BoxRecord> {
+        self.engine(spec.isolation)?.start(spec).await
+    }
+
+    async fn adopt(&self, spec: &BoxSpec, record: &BoxRecord) -> Result<bool> {
+        self.host.adopt(spec, record).await
+    }
+
+    async fn recover(&self, spec: &BoxSpec, image: &Path) -> Result<Option<BoxRecord>> {
+        self.engine(spec.isolation)?.recover(spec, image).await
+    }
+
+    async fn stop(&self, id: &Id, grace: Duration) -> Result<()> {
+        if let Ok((live, kind)) = self.live(id) {
+            self.host.ask_to_end(&live, kind, grace).await;
+        }
+        self.host.sweep(id).await
+    }
+
+    async fn exited(&self, id: &Id) -> Result<BoxExit> {
+        self.host.exited(id).await
+    }
+
+    async fn connect(&self, id: &Id) -> Result<Box<dyn GuestStream>> {
+        let (live, kind) = self.live(id)?;
+        kind.connect(&live).await
+    }
+
+    async fn connect_port(&self, id: &Id, port: u16) -> Result<Box<dyn GuestStream>> {
+        let (live, kind) = self.live(id)?;
+        kind.connect_port(&live, port).await
+    }
+
+    async fn listening(&self, id: &Id) -> Result<Vec<Listening>> {
+        let (live, kind) = self.live(id)?;
+        kind.listening(&live).await
+    }
+
+    async fn stats(&self, id: &Id) -> Result<BoxStats> {
+        self.host.live(id)?.stats()
+    }
+
+    async fn sweep(&self, id: &Id) -> Result<()> {
+        self.host.forget(id);
+        self.host.sweep(id).await
+    }
+
+    async fn freeze(&self, id: &Id) -> Result<()> {
+        let (live, kind) = self.live(id)?;
+        kind.freeze(&live).await
+    }
+
+    async fn thaw(&self, id: &Id) -> Result<()> {
+        let (live, kind) = self.live(id)?;
+        kind.thaw(&live).await
+    }
+
+    async fn checkpoint(&self, id: &Id, image: &Path) -> Result<MemoryImage> {
+        self.dump(id, image).await?.seal().await
+    }
+
+    async fn dump(&self, id: &Id, image: &Path) -> Result<Dumped> {
+        let (live, kind) = self.live(id)?;
+        kind.dump(&live, image).await
+    }
+
+    async fn restore(&self, spec: &BoxSpec, image: &Path) -> Result<BoxRecord> {
+        self.engine(spec.isolation)?.restore(spec, image).await
+    }
+
+    async fn set_network(&self, spec: &BoxSpec) -> Result<()> {
+        self.host.live(&spec.id)?;
+        self.host.network.apply(&spec.id, spec.slot, &spec.network).await
+    }
+
+    fn is_untouched(&self, image: &Path) -> bool {
+        Still::is_marked(image)
+    }
+
+    fn can_run(&self, isolation: Isolation) -> Result<(), String> {
+        self.kind(isolation)?.can_run()
+    }
+
+    fn strongest(&self) -> Isolation {
+        let by_strength = [Isolation::Vm, Isolation::Gvisor];
+        let works = |isolation: &Isolation| self.can_run(*isolation).is_ok();
+        by_strength.into_iter().find(works).unwrap_or_default()
+    }
+
+    fn can_checkpoint(&self, isolation: Isolation) -> Result<(), String> {
+        self.kind(isolation)?.can_checkpoint()
+    }
+
+    async fn present(&self) -> Result<Vec<Id>> {
+        self.host.present()
+    }
+}
