@@ -19,6 +19,11 @@ harness::tests![
     the_javascript_sdk_creates_finds_pauses_and_kills_sandboxes,
     the_javascript_sdk_runs_commands_and_works_with_files,
     sandboxes_their_time_and_their_snapshots_survive_the_daemon,
+    the_python_sdk_builds_templates,
+    the_asynchronous_python_sdk_builds_templates,
+    the_javascript_sdk_builds_templates,
+    a_template_is_built_from_an_imported_image,
+    a_build_whose_daemon_is_killed_leaves_no_template_and_says_so,
 ];
 
 fn scripts() -> PathBuf {
@@ -143,4 +148,33 @@ fn sandboxes_their_time_and_their_snapshots_survive_the_daemon() -> Result<()> {
     server.simulate_reboot()?;
     server.launch(&[])?;
     run(&server, &Sdk::Python, "restart.py", &["end", kept.trim()]).map(drop)
+}
+
+/// Templates have names that all tests of a server share: these have servers of their own.
+fn the_python_sdk_builds_templates() -> Result<()> {
+    run(&Server::start()?, &Sdk::Python, "templates.py", &[]).map(drop)
+}
+
+fn the_asynchronous_python_sdk_builds_templates() -> Result<()> {
+    run(&Server::start()?, &Sdk::Python, "templates_async.py", &[]).map(drop)
+}
+
+fn the_javascript_sdk_builds_templates() -> Result<()> {
+    run(&Server::start()?, &Sdk::Node, "templates.mjs", &[]).map(drop)
+}
+
+fn a_template_is_built_from_an_imported_image() -> Result<()> {
+    let server = Server::start()?;
+    let programs = ["bash", "chown", "cp", "cut", "dirname", "find", "grep", "gzip", "id", "mkdir", "rm", "tar"];
+    let image = harness::tar(&harness::rootfs_with(&programs)?)?;
+    server.dorm_with_input(&["template", "import", "alpine:3.24", "-"], &image)?.succeeded()?;
+    run(&server, &Sdk::Python, "templates_image.py", &[]).map(drop)
+}
+
+fn a_build_whose_daemon_is_killed_leaves_no_template_and_says_so() -> Result<()> {
+    let server = Server::start()?;
+    let builds = run(&server, &Sdk::Python, "templates_restart.py", &["begin"])?;
+    server.kill9()?;
+    server.launch(&[])?;
+    run(&server, &Sdk::Python, "templates_restart.py", &["after", builds.trim()]).map(drop)
 }

@@ -8,9 +8,11 @@ use dorm_engine::network::Policy;
 use dorm_engine::{BoxRecord, Env, Id, Isolation, Limits};
 use serde::{Deserialize, Serialize};
 
+mod build;
 mod sandbox;
 mod secret;
 
+pub use build::{BuildRecord, BuildStatus};
 pub use sandbox::{OnTimeout, Origin, PauseMode, SandboxRecord, VolumeMount};
 pub use secret::SecretRecord;
 
@@ -291,6 +293,46 @@ pub struct TemplateDefaults {
     pub user: Option<String>,
     pub workdir: Option<String>,
     pub start: Option<String>,
+    /// Succeeds once what `start` began is ready.
+    pub ready: Option<String>,
+}
+
+/// What the template itself knows of its making; agents have no need of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Built {
+    pub limits: TemplateLimits,
+    /// The build through the E2B API that made it.
+    pub build: Option<String>,
+}
+
+/// What agents of a template have, unless they ask for something else.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TemplateLimits {
+    pub cpu_millis: Option<u32>,
+    pub memory: Option<u64>,
+    /// At the least.
+    pub disk: Option<u64>,
+}
+
+impl TemplateLimits {
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            cpu_millis: self.cpu_millis.or(other.cpu_millis),
+            memory: self.memory.or(other.memory),
+            disk: self.disk.or(other.disk),
+        }
+    }
+
+    pub fn of(&self, defaults: &Limits) -> Limits {
+        Limits {
+            cpu_millis: self.cpu_millis.unwrap_or(defaults.cpu_millis),
+            memory: self.memory.unwrap_or(defaults.memory),
+            disk: self.disk.unwrap_or(0).max(defaults.disk),
+            ..defaults.clone()
+        }
+    }
 }
 
 /// What does not change while an agent lives.
@@ -407,6 +449,7 @@ pub struct TemplateRecord {
     /// Absent for an imported template.
     pub recipe_hash: Option<String>,
     pub defaults: TemplateDefaults,
+    pub built: Built,
     /// Bytes of files in it.
     pub size: u64,
     pub created: i64,

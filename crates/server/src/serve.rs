@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::{AppState, Shared, router};
 use crate::build_slots::BuildSlots;
 use crate::config::{Config, ConfigError, OnShutdown};
-use crate::e2b::{self, Sandboxes};
+use crate::e2b::{self, Builds, Sandboxes};
 use crate::faults::{Faults, UnknownPoint};
 use crate::keys::KeyRing;
 use crate::lifecycle::{Parts, ReconcileError, Registry, idle};
@@ -124,6 +124,7 @@ pub async fn serve(
     let volumes = Volumes::open(store.clone(), homes.clone(), registry.clone(), !is_new).await?;
     let state = AppState::new(Shared {
         volumes,
+        builds: Builds::open(store.clone()).await?,
         store: store.clone(),
         sandboxes,
         proxy: Proxy::new(engine.clone(), registry.clone()),

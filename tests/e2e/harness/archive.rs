@@ -87,6 +87,11 @@ pub(crate) fn tar(files: &[TarFile]) -> Result<Vec<u8>> {
 
 /// A root filesystem that can run `sh`, `cat`, `ls` and `stat`, out of the host's own programs.
 pub(crate) fn rootfs() -> Result<Vec<TarFile>> {
+    rootfs_with(&[])
+}
+
+/// The same with more programs.
+pub(crate) fn rootfs_with(programs: &[&str]) -> Result<Vec<TarFile>> {
     let mut files = vec![
         TarFile::folder("bin"),
         TarFile::folder("etc"),
@@ -95,7 +100,7 @@ pub(crate) fn rootfs() -> Result<Vec<TarFile>> {
         TarFile::folder("root"),
     ];
     let mut libraries = std::collections::BTreeSet::new();
-    for program in ["sh", "cat", "ls", "stat"] {
+    for program in ["sh", "cat", "ls", "stat"].iter().chain(programs) {
         let found = std::fs::canonicalize(Path::new("/bin").join(program))?;
         let content = std::fs::read(&found)?;
         files.push(TarFile::program(&format!("bin/{program}"), content));

@@ -31,7 +31,7 @@ mod web;
 mod world;
 
 pub(crate) use agent::Agent;
-pub(crate) use archive::{TarFile, rootfs, tar};
+pub(crate) use archive::{TarFile, rootfs, rootfs_with, tar};
 pub(crate) use cli::{Output, run};
 pub(crate) use outside::{Outside, answers_peer_address};
 pub(crate) use pty::Terminal;

@@ -47,7 +47,16 @@ async fn create(
     Extension(workspace): Extension<Workspace>,
     Json(new): Json<NewAgent>,
 ) -> ApiResult<(StatusCode, Json<Agent>)> {
-    let mut spec = validate::spec(&new, &state.config.defaults)?;
+    let template = new
+        .template
+        .clone()
+        .unwrap_or_else(|| DEFAULT_TEMPLATE.to_owned());
+    let defaults = match state.store.template_by_name_or_id(&workspace, &template).await {
+        Ok(found) => found.built.limits.of(&state.config.defaults),
+        // That it is not there is told once the rest of the request is known to be right.
+        Err(_) => state.config.defaults.clone(),
+    };
+    let mut spec = validate::spec(&new, &defaults)?;
     let isolation = new.isolation.unwrap_or(state.config.isolation);
     spec.isolation = isolation.settle(&*state.engine)?;
     let wanted: Vec<_> = new
@@ -63,7 +72,7 @@ async fn create(
         workspace,
         spec,
         name: new.name,
-        template: new.template.unwrap_or_else(|| DEFAULT_TEMPLATE.to_owned()),
+        template,
         lifetime: match new.lifetime {
             Some(types::Lifetime::Ephemeral) => Lifetime::Ephemeral,
             Some(types::Lifetime::Persistent) | None => Lifetime::Persistent,

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::build_slots::BuildSlots;
 use crate::config::Config;
-use crate::e2b::Sandboxes;
+use crate::e2b::{Builds, Sandboxes};
 use crate::keys::KeyRing;
 use crate::lifecycle::Registry;
 use crate::metrics::Metrics;
@@ -32,6 +32,8 @@ pub struct Shared {
     pub sandboxes: Arc<Sandboxes>,
     pub keys: Arc<KeyRing>,
     pub volumes: Arc<Volumes>,
+    /// Templates that are built through the E2B API.
+    pub builds: Builds,
     pub tokens: Arc<Tokens>,
     pub metrics: Arc<Metrics>,
     pub templates: Arc<Templates>,

@@ -12,7 +12,7 @@ use super::extract::Body;
 use super::network;
 use super::types::{Access, DEFAULT_TIMEOUT, NewSandbox};
 use super::view::Found;
-use super::{snapshots, time};
+use super::{ready, snapshots, tags, time};
 use crate::api::{ApiError, AppState, validate};
 use crate::lifecycle::{Agent, Creation, NewFork};
 use crate::records::{
@@ -63,7 +63,7 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>> {
 
 /// From what a sandbox can be made.
 enum Base {
-    Template(TemplateRecord),
+    Template(Box<TemplateRecord>),
     Snapshot(Box<SnapshotRecord>),
 }
 
@@ -98,7 +98,10 @@ async fn make(
     let using = state.volumes.mounts(workspace, &wanted).await?;
     let started = now();
     let (template, alias) = match &base {
-        Base::Template(template) => (template.id.to_string(), template.name.clone()),
+        Base::Template(template) => {
+            let (name, _) = tags::split(&template.name);
+            (name.clone(), name)
+        }
         Base::Snapshot(snapshot) => (snapshot.id.to_string(), snapshot.label.clone()),
     };
     let record = SandboxRecord {
@@ -126,6 +129,7 @@ async fn make(
     };
     let id = Id::random();
     let name = name_of(&id);
+    let mut ready = None;
     let agent = match base {
         Base::Template(template) => {
             let creation = Creation {
@@ -141,7 +145,7 @@ async fn make(
                         .isolation
                         .settle(&*state.engine)
                         .map_err(ApiError::from)?,
-                    limits: state.config.defaults.clone(),
+                    limits: template.built.limits.of(&state.config.defaults),
                     env,
                     sleep: Sleep::default(),
                     network: policy.egress,
@@ -151,6 +155,7 @@ async fn make(
                 start: true,
                 sandbox: Some(record.clone()),
             };
+            ready = template.defaults.ready;
             state.registry.create(creation).await?
         }
         Base::Snapshot(snapshot) => {
@@ -166,7 +171,11 @@ async fn make(
             state.registry.fork_kept(&snapshot, fork).await?
         }
     };
-    Ok(known(state, agent, record))
+    let found = known(state, agent, record);
+    if let Some(command) = ready {
+        ready::wait(state, &found, &command).await?;
+    }
+    Ok(found)
 }
 
 /// Of the agent that is a sandbox.
@@ -191,8 +200,9 @@ async fn base(state: &AppState, workspace: &Workspace, wanted: &str) -> Result<B
     if let Some(snapshot) = snapshots::find(state, workspace, plain).await? {
         return Ok(Base::Snapshot(Box::new(snapshot)));
     }
-    match state.store.template_by_name_or_id(workspace, plain).await {
-        Ok(template) => Ok(Base::Template(template)),
+    let named = tags::of(wanted)?;
+    match state.store.template_by_name_or_id(workspace, &named).await {
+        Ok(template) => Ok(Base::Template(Box::new(template))),
         Err(StoreError::NotFound { .. }) => Err(Error::new(
             StatusCode::NOT_FOUND,
             format!("template {wanted:?} not found; `dorm template ls` shows what there is"),

@@ -9,6 +9,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, post, put};
 use http::{Method, StatusCode};
 
+mod builds;
 mod create;
 mod errors;
 mod extract;
@@ -17,11 +18,13 @@ mod history;
 mod list;
 mod metrics;
 mod network;
+mod ready;
 mod resources;
 mod sandboxes;
 mod secrets;
 mod sleep;
 mod snapshots;
+mod tags;
 mod templates;
 mod time;
 mod types;
@@ -29,6 +32,7 @@ mod view;
 mod volume_content;
 mod volumes;
 
+pub use builds::Builds;
 pub use sandboxes::{NotAdmitted, Sandbox, Sandboxes};
 
 use crate::api::AppState;
@@ -60,6 +64,14 @@ pub(crate) fn router(state: &AppState) -> Router<AppState> {
         .route("/volumes", post(volumes::create).get(volumes::list))
         .route("/volumes/{id}", get(volumes::show).delete(volumes::delete))
         .route("/templates/{id}", delete(templates::delete))
+        .route("/v2/templates", post(builds::request))
+        .route("/v3/templates", post(builds::request))
+        .route("/templates/{id}/files/{hash}", get(builds::upload_link))
+        .route("/v2/templates/{id}/builds/{build}", post(builds::start))
+        .route("/templates/{id}/builds/{build}/status", get(builds::status))
+        .route("/templates/aliases/{alias}", get(tags::alias))
+        .route("/templates/tags", post(tags::assign_all).delete(tags::remove_all))
+        .route("/templates/{id}/tags", get(tags::list))
         .route_layer(from_fn_with_state(state.clone(), extract::require_key))
         .merge(with_tokens_of_their_own())
 }
@@ -72,11 +84,16 @@ fn with_tokens_of_their_own() -> Router<AppState> {
         .route("/volumecontent/{id}/dir", get(list).post(make_dir))
         .route("/volumecontent/{id}/path", get(stat).patch(change).delete(remove))
         .route("/volumecontent/{id}/file", file)
+        .route(
+            "/templates/uploads/{token}",
+            put(builds::upload).layer(DefaultBodyLimit::disable()),
+        )
 }
 
-/// Keeps the times of sandboxes, and samples what they use, until the daemon ends.
+/// Keeps the times of sandboxes, and samples what they use, until the daemon ends. Finishes builds that were left.
 pub(crate) fn watch(state: &AppState) {
     state.sandboxes.watch(state.shutdown.clone());
+    builds::finish(state);
     let sampler = history::Sampler {
         registry: state.registry.clone(),
         engine: state.engine.clone(),

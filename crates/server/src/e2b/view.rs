@@ -41,7 +41,7 @@ impl Found {
         match &self.sandbox {
             Some(sandbox) => sandbox.record(),
             None => SandboxRecord {
-                template: self.agent.profile.template_id.to_string(),
+                template: self.agent.profile.template_name.clone(),
                 alias: Some(self.agent.profile.template_name.clone()),
                 started: self.agent.profile.created,
                 on_timeout: OnTimeout::Pause(PauseMode::Full),

@@ -12,7 +12,7 @@ use super::{AgentSpec, Lifetime, Profile, Reach, TemplateDefaults, Workspace};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SandboxRecord {
-    /// What the client asked for: id of a template or of a snapshot.
+    /// What it was made from: the name of a template, without tag, or the id of a snapshot.
     pub template: String,
     /// Name of that template or snapshot.
     pub alias: Option<String>,

@@ -9,8 +9,8 @@ pub(super) use super::conformance_sandboxes::*;
 pub(super) use super::conformance_sleep::*;
 use super::{Store, StoreError};
 use crate::records::{
-    AgentSpec, BoxChange, Change, ImageChange, KeyRecord, Lifetime, NewAgentRecord, Reach, Sleep, Slots,
-    State, Status, TemplateDefaults, TemplateRecord, VolumeRecord, Workspace, now,
+    AgentSpec, BoxChange, Built, Change, ImageChange, KeyRecord, Lifetime, NewAgentRecord, Reach, Sleep,
+    Slots, State, Status, TemplateDefaults, TemplateRecord, VolumeRecord, Workspace, now,
 };
 
 pub(super) const SLOTS: Slots = Slots {
@@ -61,6 +61,10 @@ fn template(name: &str) -> TemplateRecord {
         workspace: Workspace::default(),
         name: name.to_owned(),
         recipe_hash: Some("abc".to_owned()),
+        built: Built {
+            build: Some("build".to_owned()),
+            ..Built::default()
+        },
         defaults: TemplateDefaults {
             workdir: Some("/srv".to_owned()),
             ..TemplateDefaults::default()
@@ -431,6 +435,7 @@ macro_rules! conformance {
             a_sandbox_comes_changes_and_goes_with_its_agent
             a_kept_snapshot_outlives_its_agent
             a_secret_is_kept_changed_and_deleted_in_its_workspace
+            a_build_is_recorded_changed_and_forgotten
             agents_made_at_once_get_different_slots
             a_rebuilt_template_replaces_the_one_of_its_name
             templates_are_listed_by_name_and_deleted_once

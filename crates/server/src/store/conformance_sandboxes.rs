@@ -8,8 +8,8 @@ use dorm_engine::network::Policy;
 use super::conformance::{SLOTS, new_agent};
 use super::{Store, StoreError};
 use crate::records::{
-    NewAgentRecord, OnTimeout, Origin, PauseMode, Reach, SandboxRecord, SecretRecord, SnapshotKind,
-    SnapshotRecord, VolumeMount, Workspace,
+    BuildRecord, BuildStatus, NewAgentRecord, OnTimeout, Origin, PauseMode, Reach, SandboxRecord,
+    SecretRecord, SnapshotKind, SnapshotRecord, TemplateLimits, VolumeMount, Workspace,
 };
 
 fn sandbox() -> SandboxRecord {
@@ -171,4 +171,32 @@ pub(super) async fn a_secret_is_kept_changed_and_deleted_in_its_workspace(store:
     }
     store.delete_secret(&workspace, &secret.id).await.unwrap();
     assert!(store.secrets(&workspace).await.unwrap().is_empty());
+}
+
+pub(super) async fn a_build_is_recorded_changed_and_forgotten(store: &dyn Store) {
+    let build = |id: &str| BuildRecord {
+        id: id.to_owned(),
+        workspace: Workspace::default(),
+        name: "web".to_owned(),
+        tags: vec!["default".to_owned()],
+        limits: TemplateLimits {
+            memory: Some(1 << 30),
+            ..TemplateLimits::default()
+        },
+        status: BuildStatus::Building,
+        step: None,
+    };
+    let (b, a) = (build("b"), build("a"));
+    store.save_build(&b).await.unwrap();
+    store.save_build(&a).await.unwrap();
+    let failed = BuildRecord {
+        status: BuildStatus::Failed("why".to_owned()),
+        step: Some("2".to_owned()),
+        ..b
+    };
+    store.save_build(&failed).await.unwrap();
+    assert_eq!(store.builds().await.unwrap(), [failed, a.clone()]);
+    store.delete_build("b").await.unwrap();
+    store.delete_build("b").await.unwrap();
+    assert_eq!(store.builds().await.unwrap(), [a]);
 }

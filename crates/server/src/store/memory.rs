@@ -9,9 +9,9 @@ use dorm_engine::network::Policy;
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
-    AgentRecord, BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, KeyRecord,
-    NewAgentRecord, Origin, Profile, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord, State,
-    Status, TemplateRecord, VolumeRecord, Workspace,
+    AgentRecord, BoxChange, BuildRecord, Change, EventRecord, HoldRecord, ImageChange, ImageRecord,
+    KeyRecord, NewAgentRecord, Origin, Profile, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord,
+    State, Status, TemplateRecord, VolumeRecord, Workspace,
 };
 
 #[derive(Default)]
@@ -29,6 +29,7 @@ struct Tables {
     secrets: BTreeMap<String, [u8; 32]>,
     sandboxes: Vec<(Id, SandboxRecord)>,
     workspace_secrets: Vec<SecretRecord>,
+    builds: Vec<BuildRecord>,
     fail_changes_to: Option<State>,
     fail_images: bool,
     commits: u64,
@@ -454,6 +455,24 @@ impl Store for MemoryStore {
             .iter()
             .filter(|agent| agent.profile.template_id == *id)
             .count() as u64)
+    }
+
+    async fn save_build(&self, build: &BuildRecord) -> Result<()> {
+        let mut tables = self.tables();
+        match tables.builds.iter_mut().find(|known| known.id == build.id) {
+            Some(known) => known.clone_from(build),
+            None => tables.builds.push(build.clone()),
+        }
+        Ok(())
+    }
+
+    async fn builds(&self) -> Result<Vec<BuildRecord>> {
+        Ok(self.tables().builds.clone())
+    }
+
+    async fn delete_build(&self, id: &str) -> Result<()> {
+        self.tables().builds.retain(|known| known.id != id);
+        Ok(())
     }
 
     async fn insert_volume(&self, volume: &VolumeRecord) -> Result<()> {

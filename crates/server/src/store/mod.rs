@@ -8,8 +8,9 @@ use dorm_engine::Id;
 use dorm_engine::network::Policy;
 
 use crate::records::{
-    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Origin, Reach,
-    SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, VolumeRecord, Workspace,
+    AgentRecord, BuildRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord,
+    Origin, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, VolumeRecord,
+    Workspace,
 };
 
 #[cfg(test)]
@@ -130,6 +131,13 @@ pub trait Store: Send + Sync + 'static {
     async fn delete_template(&self, workspace: &Workspace, id: &Id) -> Result<()>;
     /// How many agents were made from the template.
     async fn agents_of_template(&self, id: &Id) -> Result<u64>;
+
+    /// Adds a build, or records what became of it.
+    async fn save_build(&self, build: &BuildRecord) -> Result<()>;
+    /// Of all workspaces, oldest first.
+    async fn builds(&self) -> Result<Vec<BuildRecord>>;
+    /// Deleting what is not there is no error.
+    async fn delete_build(&self, id: &str) -> Result<()>;
 
     async fn insert_volume(&self, volume: &VolumeRecord) -> Result<()>;
     /// Of all workspaces, by name.

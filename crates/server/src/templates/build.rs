@@ -11,11 +11,12 @@ use tokio::sync::mpsc;
 use super::cache::Cached;
 use super::making::{DISK, Made, Making};
 use super::recipe::{self, Identity, Source};
+use super::script::{Place, Placed};
 use super::steps::{BoxStep, HostCa};
-use super::{Result, TemplateError, Templates};
+use super::{Result, Script, TemplateError, Templates};
 use crate::api::types::{BuildTemplate, Progress, Recipe, Template};
 use crate::guest_client::{GuestClient, GuestError};
-use crate::records::{TemplateDefaults, TemplateRecord, Workspace};
+use crate::records::{Built, TemplateDefaults, TemplateLimits, TemplateRecord, Workspace};
 use crate::store::StoreError;
 
 /// A build has the machine's cores, and these.
@@ -33,6 +34,29 @@ impl Templates {
         request: BuildTemplate,
     ) -> Result<mpsc::Receiver<Progress>> {
         let BuildTemplate { recipe, force } = request;
+        self.begin(workspace, name, recipe, None, force).await
+    }
+
+    /// The same with instructions after the recipe.
+    pub async fn build_script(
+        self: &Arc<Self>,
+        workspace: &Workspace,
+        name: &str,
+        recipe: Recipe,
+        script: Script,
+        force: bool,
+    ) -> Result<mpsc::Receiver<Progress>> {
+        self.begin(workspace, name, recipe, Some(script), force).await
+    }
+
+    async fn begin(
+        self: &Arc<Self>,
+        workspace: &Workspace,
+        name: &str,
+        recipe: Recipe,
+        script: Option<Script>,
+        force: bool,
+    ) -> Result<mpsc::Receiver<Progress>> {
         recipe::check_name(name)?;
         recipe::check(&recipe)?;
         let claim = self.claim(workspace, name)?;
@@ -54,6 +78,7 @@ impl Templates {
                 .as_ref()
                 .map(|p| p.recipe_hash.as_deref().unwrap_or(p.id.as_str())),
             host_ca: host_ca.as_ref().map(HostCa::hash),
+            script: script.as_ref(),
         };
         let hash = identity.hash();
 
@@ -76,6 +101,7 @@ impl Templates {
             host_ca,
             hash,
             force,
+            script,
         };
         self.tasks.spawn(build.go());
         Ok(progress)
@@ -104,6 +130,7 @@ struct Build {
     host_ca: Option<HostCa>,
     hash: String,
     force: bool,
+    script: Option<Script>,
 }
 
 impl Build {
@@ -113,7 +140,11 @@ impl Build {
     }
 
     async fn make(&mut self) -> Result<Made> {
-        let cached = Cached::of(&self.making, &self.hash);
+        // What a builder sends is one program's own, and changes often: no other data directory would take it.
+        let cached = match self.script {
+            None => Cached::of(&self.making, &self.hash),
+            Some(_) => None,
+        };
         if !self.force
             && let Some(cached) = &cached
             && let Some(size) = cached.take(&mut self.making).await
@@ -139,7 +170,18 @@ impl Build {
 
     async fn record(&mut self, size: u64) -> Result<Template> {
         let defaults = self.defaults();
-        self.making.record(Some(self.hash.clone()), size, defaults).await
+        let inherited = self.parent.as_ref().map(|parent| parent.built.limits);
+        let (limits, build) = match &self.script {
+            Some(script) => (script.limits, script.build.clone()),
+            None => (TemplateLimits::default(), None),
+        };
+        let built = Built {
+            limits: limits.or(inherited.unwrap_or_default()),
+            build,
+        };
+        let hash = Some(self.hash.clone());
+        let record = self.making.record(hash, size, defaults, built).await?;
+        self.making.templates.view(record).await
     }
 
     async fn make_home(&mut self) -> Result<()> {
@@ -211,10 +253,11 @@ impl Build {
             steps.push(BoxStep::Files(recipe.files.clone()));
         }
         steps.extend(recipe.run.iter().cloned().map(BoxStep::Run));
+        steps.extend(self.placed().0.into_iter().map(BoxStep::Instruction));
         if !steps.contains(&BoxStep::User(user.unwrap_or_default().to_owned())) {
             steps.extend(make_user);
         }
-        if !steps.is_empty() {
+        if !steps.is_empty() && self.script.is_none() {
             steps.push(BoxStep::CleanUp);
         }
         steps
@@ -281,8 +324,35 @@ impl Build {
         }
     }
 
-    /// The parent's, then the host's certificates, then the recipe's own.
+    /// The instructions, and what they lead to.
+    fn placed(&self) -> (Vec<Placed>, Place) {
+        let before = self.before();
+        let place = Place {
+            user: before.user,
+            workdir: before.workdir,
+            env: before.env,
+        };
+        match &self.script {
+            Some(script) => script.placed(place),
+            None => (Vec::new(), place),
+        }
+    }
+
     fn defaults(&self) -> TemplateDefaults {
+        let (_, place) = self.placed();
+        let before = self.before();
+        let ready = self.script.as_ref().and_then(|script| script.ready.clone());
+        TemplateDefaults {
+            env: place.env,
+            user: place.user,
+            workdir: place.workdir,
+            start: before.start,
+            ready: ready.or(before.ready),
+        }
+    }
+
+    /// The parent's, then the host's certificates, then the recipe's own.
+    fn before(&self) -> TemplateDefaults {
         let recipe = &self.recipe;
         let parent = self
             .parent
@@ -299,6 +369,7 @@ impl Build {
             user: recipe.user.clone().or(parent.user),
             workdir: recipe.workdir.clone().or(parent.workdir),
             start: recipe.start.clone().or(parent.start),
+            ready: parent.ready,
         }
     }
 }

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::making::{DISK, Made, Making};
 use super::{Result, TemplateError, Templates, recipe};
 use crate::api::types::Progress;
-use crate::records::{TemplateDefaults, Workspace};
+use crate::records::{Built, TemplateDefaults, Workspace};
 
 /// Left free on the filesystem of the data directory, whatever is uploaded.
 const RESERVE: u64 = 512 << 20;
@@ -66,7 +66,7 @@ impl Templates {
     }
 
     /// The upload, in a file that has no name and goes away with its last descriptor.
-    async fn receive<E>(
+    pub(super) async fn receive<E>(
         &self,
         length: Option<u64>,
         body: impl Stream<Item = Result<Bytes, E>>,
@@ -157,7 +157,8 @@ impl Import {
         }
         self.making.seal().await?;
         let size = self.making.size().await;
-        let template = self.making.record(None, size, defaults).await?;
+        let template = self.making.record(None, size, defaults, Built::default()).await?;
+        let template = self.making.templates.view(template).await?;
         Ok((template, false))
     }
 
@@ -207,6 +208,7 @@ fn defaults(config: &ImageConfig, start: bool) -> TemplateDefaults {
             .map(str::to_owned),
         workdir: config.workdir.clone(),
         start: (start && !command.is_empty()).then(|| command.join(" ")),
+        ..TemplateDefaults::default()
     }
 }
 

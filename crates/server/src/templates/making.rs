@@ -10,7 +10,7 @@ use super::report::Report;
 use super::{Claim, Parts, Result, TemplateError, Templates};
 use crate::api::types::{Progress, Template};
 use crate::build_slots::BuildSlot;
-use crate::records::{TemplateDefaults, TemplateRecord, now};
+use crate::records::{Built, TemplateDefaults, TemplateRecord, now};
 
 /// Progress that may wait for its reader; more holds the work up.
 const QUEUE: usize = 256;
@@ -89,19 +89,41 @@ impl Making {
         }
     }
 
+    /// Makes the template a copy of another.
+    pub(super) async fn copy(
+        &mut self,
+        from: &TemplateRecord,
+        build: Option<String>,
+    ) -> Result<TemplateRecord> {
+        let templates = self.templates.clone();
+        {
+            let _files = templates.files.lock().await;
+            self.parts().homes.create(&self.id, &from.id, DISK).await?;
+            self.parts().homes.seal(&self.id).await?;
+        }
+        let built = Built {
+            build: build.or_else(|| from.built.build.clone()),
+            ..from.built.clone()
+        };
+        let (hash, defaults) = (from.recipe_hash.clone(), from.defaults.clone());
+        self.record(hash, from.size, defaults, built).await
+    }
+
     /// Makes the sealed template the one of its name, and removes the one before.
     pub(super) async fn record(
         &mut self,
         hash: Option<String>,
         size: u64,
         defaults: TemplateDefaults,
-    ) -> Result<Template> {
+        built: Built,
+    ) -> Result<TemplateRecord> {
         let record = TemplateRecord {
             id: self.id.clone(),
             workspace: self.claim.workspace().clone(),
             name: self.name().to_owned(),
             recipe_hash: hash,
             defaults,
+            built,
             size,
             created: now(),
         };
@@ -110,7 +132,7 @@ impl Making {
         if let Some(old) = replaced {
             self.templates.remove_files(&old).await;
         }
-        self.templates.view(record).await
+        Ok(record)
     }
 
     /// Tells the outcome. What was made of a template that did not come to be is removed first.

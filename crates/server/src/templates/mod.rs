@@ -23,6 +23,8 @@ use crate::config::Config;
 use crate::records::{TemplateRecord, Workspace};
 use crate::store::{Store, StoreError};
 
+use self::making::Making;
+
 mod build;
 mod cache;
 mod error;
@@ -30,12 +32,17 @@ mod import;
 mod making;
 mod recipe;
 mod report;
+mod script;
 mod steps;
 #[cfg(test)]
 mod tests;
+mod uploads;
 
 pub use error::TemplateError;
 pub use import::ImportOptions;
+pub(crate) use recipe::check_name;
+pub(crate) use script::number_in;
+pub use script::{Instruction, Script};
 
 pub type Result<T, E = TemplateError> = std::result::Result<T, E>;
 
@@ -54,6 +61,7 @@ pub struct Templates {
     claims: Mutex<HashMap<(Workspace, String), Option<Id>>>,
     /// Held while a template's files are copied or removed, so that none vanish in between.
     files: tokio::sync::Mutex<()>,
+    uploads: uploads::Uploads,
     tasks: TaskTracker,
     closed: CancellationToken,
 }
@@ -64,6 +72,7 @@ impl Templates {
             parts,
             claims: Mutex::default(),
             files: tokio::sync::Mutex::default(),
+            uploads: uploads::Uploads::default(),
             tasks: TaskTracker::new(),
             closed: CancellationToken::new(),
         })
@@ -114,6 +123,26 @@ impl Templates {
         self.remove_files(&record.id).await;
         remove_log(&self.log_path(&record.name)).await;
         Ok(())
+    }
+
+    /// Makes `name` mean what `from` means now, in constant time. The copy is that of `build`, or of the same one as before.
+    pub async fn copy(
+        self: &Arc<Self>,
+        workspace: &Workspace,
+        from: &str,
+        name: &str,
+        build: Option<String>,
+    ) -> Result<TemplateRecord> {
+        recipe::check_name(name)?;
+        let claim = self.claim(workspace, name)?;
+        let source = self.parts.store.template_by_name_or_id(workspace, from).await?;
+        claim.made_from(&source.id);
+        let (mut making, _progress) = Making::begin(self, claim).await?;
+        let copied = making.copy(&source, build).await;
+        if copied.is_err() {
+            making.discard().await;
+        }
+        copied
     }
 
     /// What the last build or import of this name printed.

@@ -4,7 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Serialize;
 
-use super::{Result, TemplateError};
+use super::{Result, Script, TemplateError};
 use crate::api::types::{Recipe, RecipeFile};
 
 /// Changes whenever the same recipe would give another template than before.
@@ -39,6 +39,9 @@ pub(super) struct Identity<'a> {
     pub(super) parent: Option<&'a str>,
     /// Hash of the host's certificates that are put into it.
     pub(super) host_ca: Option<&'a str>,
+    /// Left out where there is none, so that recipes keep their hash.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) script: Option<&'a Script>,
 }
 
 impl Identity<'_> {
@@ -49,13 +52,23 @@ impl Identity<'_> {
     }
 }
 
-pub(super) fn check_name(name: &str) -> Result<()> {
-    let fits = name.len() <= 63 && is_word(name, "-._") && !name.bytes().any(|b| b.is_ascii_uppercase());
-    if fits {
+/// A name, perhaps with a tag: `NAME:TAG`.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    let (plain, tag) = name.split_once(':').unwrap_or((name, "none"));
+    let fits = |part: &str| {
+        part.len() <= 63 && is_word(part, "-._") && !part.bytes().any(|b| b.is_ascii_uppercase())
+    };
+    if plain == "debian" && name != plain {
+        return Err(invalid(format!(
+            "{name:?} means Debian itself, and cannot name a template"
+        )));
+    }
+    if fits(plain) && fits(tag) {
         return Ok(());
     }
     Err(invalid(format!(
-        "{name:?} cannot name a template: 1 to 63 lowercase letters, digits, hyphens, dots and underscores, a letter or digit first"
+        "{name:?} cannot name a template: 1 to 63 lowercase letters, digits, hyphens, dots and underscores, a letter or digit first; \
+         after a colon, a tag may follow that is written alike"
     )))
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use super::report::{Lines, Report};
+use super::script::Placed;
 use super::{Result, TemplateError, recipe};
 use crate::api::types::RecipeFile;
 use crate::guest_client::{GuestClient, Next, Run};
@@ -54,12 +55,18 @@ apt-get -q update
 apt-get -q install -y --no-install-recommends -- "$@"
 "#;
 
-const USER: &str = r#"
+pub(super) const MAKE_USER: &str = r#"
 if cut -d: -f1 /etc/passwd | grep -qxF -- "$1"; then exit 0; fi
 shell=/bin/sh
 if [ -x /bin/bash ]; then shell=/bin/bash; fi
 if command -v useradd >/dev/null 2>&1; then useradd --create-home --shell "$shell" -- "$1"
-else adduser -D -s "$shell" -- "$1"; fi
+elif command -v adduser >/dev/null 2>&1; then adduser -D -s "$shell" -- "$1"
+else
+    printf '%s:x:1000:1000::/home/%s:%s\n' "$1" "$1" "$shell" >>/etc/passwd
+    printf '%s:x:1000:\n' "$1" >>/etc/group
+    mkdir -p "/home/$1"
+    chown 1000:1000 "/home/$1"
+fi
 "#;
 
 const OWN: &str = r#"chown -h -- "$2" "$1"; chmod -- "$3" "$1""#;
@@ -75,6 +82,7 @@ pub(super) enum BoxStep {
     Install(Vec<String>),
     Files(Vec<RecipeFile>),
     Run(String),
+    Instruction(Placed),
     User(String),
     CleanUp,
 }
@@ -87,6 +95,7 @@ impl BoxStep {
             Self::Files(files) if files.len() == 1 => shortened(&format!("Write {}", files[0].path)),
             Self::Files(files) => format!("Write {} files", files.len()),
             Self::Run(command) => shortened(&format!("Run {}", command.trim())),
+            Self::Instruction(placed) => placed.title(),
             Self::User(user) => format!("Make sure of user {user}"),
             Self::CleanUp => "Clean up".to_owned(),
         }
@@ -119,7 +128,8 @@ impl BoxStep {
                 Ok(())
             }
             Self::Run(command) => script(guest, report, command, &[]).await,
-            Self::User(user) => script(guest, report, USER, &[user]).await,
+            Self::Instruction(placed) => placed.perform(guest, report).await,
+            Self::User(user) => script(guest, report, MAKE_USER, &[user]).await,
             Self::CleanUp => script(guest, report, CLEAN_UP, &[]).await,
         }
     }
@@ -160,8 +170,13 @@ async fn script(guest: &GuestClient, report: &mut Report, script: &str, args: &[
         workdir: Some("/"),
         env: BTreeMap::from([("DEBIAN_FRONTEND".to_owned(), "noninteractive".to_owned())]),
     };
+    self::run(guest, report, &run).await
+}
+
+/// Runs a command, whose output is reported line by line.
+pub(super) async fn run(guest: &GuestClient, report: &mut Report, run: &Run<'_>) -> Result<()> {
     let mut lines = Lines::default();
-    let mut running = guest.start(&run).await?;
+    let mut running = guest.start(run).await?;
     let exit = loop {
         match running.next().await? {
             Next::Output(output) => {
@@ -185,7 +200,7 @@ async fn script(guest: &GuestClient, report: &mut Report, script: &str, args: &[
     }
 }
 
-fn shortened(title: &str) -> String {
+pub(super) fn shortened(title: &str) -> String {
     const LONGEST: usize = 72;
     let mut lines = title.lines();
     let first = lines.next().unwrap_or_default();

@@ -94,6 +94,7 @@ impl Server {
         let volumes = Volumes::open(store.clone(), homes.clone(), registry.clone(), true);
         let state = AppState::new(Shared {
             volumes: volumes.await.unwrap(),
+            builds: crate::e2b::Builds::open(store.clone()).await.unwrap(),
             sandboxes,
             config,
             store,
@@ -165,6 +166,7 @@ async fn add_base(store: &dyn Store, homes: &FakeHomes) {
         id: Id::random(),
         workspace: Workspace::default(),
         name: "base".to_owned(),
+        built: Default::default(),
         recipe_hash: None,
         defaults: TemplateDefaults::default(),
         size: 1,

@@ -47,6 +47,7 @@ impl World {
             id: Id::random(),
             workspace: Workspace::default(),
             name: "base".to_owned(),
+            built: Default::default(),
             recipe_hash: None,
             defaults: TemplateDefaults {
                 env: [
@@ -57,6 +58,7 @@ impl World {
                 user: Some("user".to_owned()),
                 start: Some("serve".to_owned()),
                 workdir: None,
+                ..TemplateDefaults::default()
             },
             size: 1,
             created: now(),

@@ -14,11 +14,13 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
-    AgentRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Origin, Reach,
-    SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, VolumeRecord, Workspace,
+    AgentRecord, BuildRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord,
+    Origin, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, VolumeRecord,
+    Workspace,
 };
 
 mod agents;
+mod builds;
 mod holds;
 mod keys;
 mod rows;
@@ -224,6 +226,18 @@ impl Store for SqliteStore {
 
     async fn agents_of_template(&self, id: &Id) -> Result<u64> {
         self.count_agents_of_template(id).await
+    }
+
+    async fn save_build(&self, build: &BuildRecord) -> Result<()> {
+        self.do_save_build(build).await
+    }
+
+    async fn builds(&self) -> Result<Vec<BuildRecord>> {
+        self.all_builds().await
+    }
+
+    async fn delete_build(&self, id: &str) -> Result<()> {
+        self.do_delete_build(id).await
     }
 
     async fn insert_volume(&self, volume: &VolumeRecord) -> Result<()> {

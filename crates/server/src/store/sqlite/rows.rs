@@ -9,8 +9,8 @@ use sqlx::sqlite::SqliteRow;
 
 use super::{Result, StoreError};
 use crate::records::{
-    AgentRecord, AgentSpec, EventRecord, HoldRecord, KeyRecord, Lifetime, Profile, SandboxRecord,
-    SecretRecord, SnapshotRecord, State, Status, TemplateRecord, VolumeRecord, Workspace,
+    AgentRecord, AgentSpec, BuildRecord, EventRecord, HoldRecord, KeyRecord, Lifetime, Profile,
+    SandboxRecord, SecretRecord, SnapshotRecord, State, Status, TemplateRecord, VolumeRecord, Workspace,
 };
 
 /// Reads the columns of one row and collects what is wrong with them.
@@ -204,6 +204,12 @@ pub(super) fn sandbox(row: &SqliteRow) -> Result<(Id, SandboxRecord)> {
     record.ok_or_else(|| damaged("sandbox", row, columns))
 }
 
+pub(super) fn build(row: &SqliteRow) -> Result<BuildRecord> {
+    let mut columns = Columns::of(row);
+    let record = columns.json("record");
+    record.ok_or_else(|| damaged("build", row, columns))
+}
+
 pub(super) fn hold(row: &SqliteRow) -> Result<HoldRecord> {
     let mut columns = Columns::of(row);
     let record = (|| {
@@ -227,6 +233,7 @@ pub(super) fn template(row: &SqliteRow) -> Result<TemplateRecord> {
             name: columns.get("name")?,
             recipe_hash: columns.get("recipe_hash")?,
             defaults: columns.json("defaults")?,
+            built: columns.json("built")?,
             size: columns.unsigned("size")?,
             created: columns.get("created")?,
         })

@@ -18,14 +18,15 @@ impl SqliteStore {
                 .await
                 .map_err(database(DOING))?;
         sqlx::query(
-            "INSERT INTO templates (id, workspace, name, recipe_hash, defaults, size, created) \
-             VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO templates (id, workspace, name, recipe_hash, defaults, built, size, created) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(template.id.as_str())
         .bind(template.workspace.as_str())
         .bind(&template.name)
         .bind(&template.recipe_hash)
         .bind(json(&template.defaults))
+        .bind(json(&template.built))
         .bind(i64::try_from(template.size).unwrap_or(i64::MAX))
         .bind(template.created)
         .execute(&mut *tx)

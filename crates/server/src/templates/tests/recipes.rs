@@ -10,6 +10,7 @@ fn hash(recipe: &Recipe, parent: Option<&str>, host_ca: Option<&str>) -> String 
         recipe,
         parent,
         host_ca,
+        script: None,
     }
     .hash()
 }
@@ -132,10 +133,23 @@ fn recipes_that_cannot_be_built_are_refused_with_the_reason() {
 
 #[test]
 fn names_are_also_file_names_and_are_held_to_that() {
-    for name in ["base", "code-interpreter-v1", "python3.12", "7"] {
+    for name in ["base", "code-interpreter-v1", "python3.12", "7", "web:v1.0"] {
         check_name(name).unwrap();
     }
-    for name in ["", "-x", ".hidden", "a/b", "Base", "ä", &"x".repeat(64), "a\0"] {
+    for name in [
+        "",
+        "-x",
+        ".hidden",
+        "a/b",
+        "Base",
+        "ä",
+        &"x".repeat(64),
+        "a\0",
+        "a:",
+        ":a",
+        "a:b:c",
+        "debian:sid",
+    ] {
         assert!(check_name(name).is_err(), "{name:?}");
     }
 }
