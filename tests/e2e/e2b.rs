@@ -152,20 +152,23 @@ fn sandboxes_their_time_and_their_snapshots_survive_the_daemon() -> Result<()> {
 
 /// Templates have names that all tests of a server share: these have servers of their own.
 fn the_python_sdk_builds_templates() -> Result<()> {
-    run(&Server::start()?, &Sdk::Python, "templates.py", &[]).map(drop)
+    let server = Server::start()?;
+    run(&server, &Sdk::Python, "templates.py", &[]).map(drop)
 }
 
 fn the_asynchronous_python_sdk_builds_templates() -> Result<()> {
-    run(&Server::start()?, &Sdk::Python, "templates_async.py", &[]).map(drop)
+    let server = Server::start()?;
+    run(&server, &Sdk::Python, "templates_async.py", &[]).map(drop)
 }
 
 fn the_javascript_sdk_builds_templates() -> Result<()> {
-    run(&Server::start()?, &Sdk::Node, "templates.mjs", &[]).map(drop)
+    let server = Server::start()?;
+    run(&server, &Sdk::Node, "templates.mjs", &[]).map(drop)
 }
 
 fn a_template_is_built_from_an_imported_image() -> Result<()> {
     let server = Server::start()?;
-    let programs = ["bash", "chown", "cp", "cut", "dirname", "find", "grep", "gzip", "id", "mkdir", "rm", "tar"];
+    let programs = ["bash", "chmod", "chown", "cp", "cut", "dirname", "find", "grep", "gzip", "id", "mkdir", "rm", "tar"];
     let image = harness::tar(&harness::rootfs_with(&programs)?)?;
     server.dorm_with_input(&["template", "import", "alpine:3.24", "-"], &image)?.succeeded()?;
     run(&server, &Sdk::Python, "templates_image.py", &[]).map(drop)

@@ -55,7 +55,7 @@ const built = await Template.build(
     .runCmd('echo $FLAVOUR >/tmp/flavour')
     .setWorkdir('work')
     .setUser('dev')
-    .runCmd('id -un >/home/user/work/made-by || id -un >/tmp/made-by')
+    .runCmd('id -un >/tmp/made-by')
     .pipInstall(['numpy', 'pandas'])
     .npmInstall('typescript', { g: true })
     .bunInstall('tsx', { dev: true })
@@ -159,3 +159,6 @@ assert.equal(await run(await Sandbox.create('js-container'), 'cat /devcontainer.
 const described = template({ fileIgnorePatterns: ['two.txt'] }).fromImage('mine:1').runCmd('true').copy('app', '/app')
 assert.equal(JSON.parse(await Template.toJSON(described)).fromImage, 'mine:1')
 assert.match(Template.toDockerfile(described), /^FROM mine:1\nRUN true\nCOPY app \/app/)
+
+const all = Sandbox.list()
+while (all.hasNext) for (const one of await all.nextItems()) await Sandbox.kill(one.sandboxId)

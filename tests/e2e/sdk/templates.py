@@ -7,9 +7,10 @@ import tempfile
 from e2b import (
     BuildException,
     InvalidArgumentException,
-    NotFoundException,
     Sandbox,
+    SandboxException,
     Template,
+    TemplateException,
     default_build_logger,
     wait_for_file,
     wait_for_port,
@@ -63,7 +64,7 @@ built = Template.build(
     .set_workdir("work")
     .run_cmd("pwd >/tmp/where-now")
     .set_user("dev")
-    .run_cmd("id -un >made-by")
+    .run_cmd("id -un >/tmp/made-by")
     .pip_install(["numpy", "pandas"])
     .pip_install("flask", g=False)
     .npm_install("typescript", g=True)
@@ -71,7 +72,7 @@ built = Template.build(
     .bun_install("tsx")
     .apt_install(["vim"], no_install_recommends=True)
     .run_cmd("git init -q --bare /tmp/origin.git")
-    .git_clone("/tmp/origin.git", "cloned", depth=1)
+    .git_clone("/tmp/origin.git", "/tmp/cloned", depth=1)
     .skip_cache()
     .run_cmd("for n in $(seq 250); do echo line $n; done"),
     "tools",
@@ -87,7 +88,7 @@ box = Sandbox.create("tools")
 info = box.get_info()
 assert (info.template_id, info.cpu_count, info.memory_mb) == ("tools", 1, 300), info
 assert run(box, "cat /tmp/who /tmp/where /tmp/flavour /tmp/where-now") == "user\n/home/user\nvanilla a b\n/home/user/work"
-assert run(box, "id -un; pwd; sudo id -un; cat made-by") == "dev\n/home/user/work\nroot\ndev"
+assert run(box, "id -un; pwd; sudo id -un; cat /tmp/made-by") == "dev\n/home/user/work\nroot\ndev"
 assert run(box, "cd /srv/app && stat -c '%n %U %a' . main.py sub sub/data.txt", user="root") == (
     ". root 750\nmain.py root 640\nsub root 750\nsub/data.txt root 640"
 )
@@ -96,7 +97,7 @@ assert run(box, "cd /home/user/files && stat -c '%n %U' * && cat *.txt") == "one
 assert run(box, "cd /home/user && readlink kept; test ! -L resolved && cat resolved; ls all made") == (
     "main.py\nprint('main')\nall:\none file.txt\ntwo.txt\n\nmade:\nc"
 )
-assert run(box, "stat -c %a /home/user/made/c; test -d cloned/.git; cat /var/calls") == (
+assert run(box, "sudo stat -c %a /home/user/made/c; test -d /tmp/cloned/.git; cat /var/calls") == (
     "700\npip install numpy pandas\npip install --user flask\nnpm install -g typescript\nnpm install --save-dev\n"
     "bun install tsx\napt-get update\napt-get install -y --no-install-recommends vim"
 )
@@ -122,9 +123,9 @@ assert run(Sandbox.create("again"), "cat /tmp/built") == stamp
 assert {one.tag for one in Template.get_tags("again")} == {"default", "prod", "stable", "v1"}
 Template.remove_tags("again", ["prod", "v1"])
 assert {one.tag for one in Template.get_tags("again")} == {"default", "stable"}
-with fails(NotFoundException):
+with fails(TemplateException, "404"):
     Template.get_tags("nothing")
-with fails(NotFoundException):
+with fails(SandboxException, "404"):
     Sandbox.create("again:prod")
 
 # The start command runs in every sandbox, which is there once it is ready.
@@ -216,4 +217,3 @@ page = Sandbox.list()
 while page.has_next:
     for one in page.next_items():
         Sandbox.kill(one.sandbox_id)
-print(background.build_id)
