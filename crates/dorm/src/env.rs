@@ -12,6 +12,7 @@ pub(crate) struct Variable {
 pub(crate) const URL: &str = "DORM_URL";
 pub(crate) const API_KEY: &str = "DORM_API_KEY";
 pub(crate) const DATA: &str = "DORM_DATA";
+pub(crate) const CA: &str = "DORM_CA";
 pub(crate) const CONFIG: &str = "DORM_CONFIG";
 
 const fn client(name: &'static str, what: &'static str) -> Variable {
@@ -39,6 +40,10 @@ pub(crate) const ALL: &[Variable] = &[
         API_KEY,
         "API key; otherwise the one in the data directory's api-key",
     ),
+    client(
+        CA,
+        "Certificates of CAs to trust with an https:// URL, besides this machine's and DATA/tls/ca.pem",
+    ),
     client(DATA, "Data directory, /var/lib/dorm by default"),
     client(
         CONFIG,
@@ -50,6 +55,16 @@ pub(crate) const ALL: &[Variable] = &[
         "DORM_DOMAIN",
         "domain",
         "serve: boxes are reached as PORT-ID.DOMAIN; localhost works in any case",
+    ),
+    daemon(
+        "DORM_TLS_CERTIFICATE",
+        "tls.certificate",
+        "serve: certificates in PEM, for HTTPS",
+    ),
+    daemon(
+        "DORM_TLS_KEY",
+        "tls.key",
+        "serve: the key of the certificate, in PEM",
     ),
     daemon(
         "DORM_LOG",

@@ -10,12 +10,15 @@ use dorm_engine::network::Range;
 use crate::isolation::Choice;
 use crate::lifecycle::idle::pressure::Budget;
 use crate::records::Slots;
+use crate::tls::TlsConfig;
 
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The data directory. Exists, and is locked by the caller.
     pub data: PathBuf,
     pub listen: SocketAddr,
+    /// HTTPS in place of HTTP.
+    pub tls: Option<TlsConfig>,
     /// Boxes are reached as `<port>-<id>.<domain>`, perhaps with a port; and always below `localhost`.
     pub domain: Option<String>,
     /// Limits of agents that name none.

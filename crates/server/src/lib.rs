@@ -18,6 +18,7 @@ pub mod records;
 mod serve;
 pub mod store;
 pub mod templates;
+pub mod tls;
 pub mod tokens;
 pub mod volumes;
 

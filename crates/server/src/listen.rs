@@ -1,4 +1,4 @@
-//! Connections from outside: HTTP/1.1 and HTTP/2 on one port.
+//! Connections from outside: HTTP/1.1 and HTTP/2 on one port, in TLS where that is configured.
 //!
 //! A connection on which no request is open is closed after a while, however slowly its client sends: one that
 //! never completes a head has no open request. Upgraded connections are no longer ours.
@@ -24,9 +24,12 @@ use tower::Service as _;
 
 use crate::held::Held;
 use crate::proxy::Peer;
+use crate::tls::{Accepted, Tls, use_https};
 
 /// Between two requests, and until the first one is whole.
 const IDLE: Duration = Duration::from_secs(120);
+/// From the connection to the end of the handshake.
+const HANDSHAKE: Duration = Duration::from_secs(15);
 /// Of the head of a request, and of what is read of a body at once.
 const MOST_BUFFERED: usize = 64 * 1024;
 const MOST_STREAMS: u32 = 256;
@@ -38,7 +41,12 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 const PROBE: Duration = Duration::from_secs(15);
 
 /// Takes connections until the shutdown, and gives those that are still open.
-pub(crate) async fn accept(listener: TcpListener, app: Router, shutdown: &CancellationToken) -> JoinSet<()> {
+pub(crate) async fn accept(
+    listener: TcpListener,
+    tls: Option<Arc<Tls>>,
+    app: Router,
+    shutdown: &CancellationToken,
+) -> JoinSet<()> {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -46,7 +54,7 @@ pub(crate) async fn accept(listener: TcpListener, app: Router, shutdown: &Cancel
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, from)) => {
-                    connections.spawn(connection(stream, from, app.clone(), shutdown.clone()));
+                    connections.spawn(connection(stream, from, tls.clone(), app.clone(), shutdown.clone()));
                 }
                 Err(error) => {
                     // Most likely out of descriptors: let some connections end first.
@@ -58,15 +66,30 @@ pub(crate) async fn accept(listener: TcpListener, app: Router, shutdown: &Cancel
     }
 }
 
-async fn connection(stream: TcpStream, from: SocketAddr, app: Router, shutdown: CancellationToken) {
+async fn connection(
+    stream: TcpStream,
+    from: SocketAddr,
+    tls: Option<Arc<Tls>>,
+    app: Router,
+    shutdown: CancellationToken,
+) {
     let _ = stream.set_nodelay(true);
     let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(PROBE);
     let _ = SockRef::from(&stream).set_tcp_keepalive(&probes);
-    let peer = Peer {
-        address: from,
-        tls: false,
+    let peer = |tls| Peer { address: from, tls };
+    let Some(tls) = tls else {
+        return serve(stream, peer(false), app, shutdown).await;
     };
-    serve(stream, peer, app, shutdown).await;
+    let accepted = tokio::select! {
+        accepted = tokio::time::timeout(HANDSHAKE, tls.accept(stream)) => accepted,
+        () = shutdown.cancelled() => return,
+    };
+    match accepted {
+        Ok(Ok(Accepted::Https(stream))) => serve(stream, peer(true), app, shutdown).await,
+        Ok(Ok(Accepted::Plain(stream))) => serve(stream, peer(false), use_https(), shutdown).await,
+        Ok(Err(error)) => tracing::debug!(%error, "a handshake failed"),
+        Err(_) => tracing::debug!("a handshake took too long"),
+    }
 }
 
 async fn serve<S>(stream: S, peer: Peer, app: Router, shutdown: CancellationToken)

@@ -31,6 +31,7 @@ use crate::proxy::Proxy;
 use crate::records::Workspace;
 use crate::store::{SqliteStore, Store, StoreError};
 use crate::templates::{self, Templates};
+use crate::tls::{Tls, TlsConfig, TlsError};
 use crate::tokens::Tokens;
 use crate::volumes::Volumes;
 
@@ -52,6 +53,8 @@ pub enum ServeError {
         #[source]
         source: io::Error,
     },
+    #[error("HTTPS cannot be offered")]
+    Tls(#[from] TlsError),
     #[error("the data directory cannot be used: {doing}")]
     Data {
         doing: &'static str,
@@ -85,6 +88,8 @@ pub async fn serve(
     };
     let listener = TcpListener::bind(config.listen).await.map_err(listening)?;
     let address = listener.local_addr().map_err(listening)?;
+    let tls = config.tls.as_ref().map(|tls| Tls::open(tls, &shutdown));
+    let tls = tls.transpose()?.map(Arc::new);
     prepare(&config.data)?;
 
     let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&config.data.join("dorm.db")).await?);
@@ -128,7 +133,7 @@ pub async fn serve(
         store: store.clone(),
         sandboxes,
         proxy: Proxy::new(engine.clone(), registry.clone()),
-        names: Names::new(config.domain.as_deref(), address.port(), false),
+        names: Names::new(config.domain.as_deref(), address.port(), tls.is_some()),
         engine,
         homes,
         registry: registry.clone(),
@@ -142,11 +147,11 @@ pub async fn serve(
     });
 
     e2b::watch(&state);
-    announce(&config.data, address).map_err(data("daemon.json is written"))?;
-    tracing::info!(%address, "serving");
+    announce(&config, address).map_err(data("daemon.json is written"))?;
+    tracing::info!(%address, https = tls.is_some(), "serving");
     let _ = ready.send(address);
     let flushing = tokio::spawn(flush_keys(keys.clone()));
-    let mut connections = accept(listener, router(&state), &shutdown).await;
+    let mut connections = accept(listener, tls, router(&state), &shutdown).await;
 
     tracing::info!("shutting down");
     let savable = Isolation::ALL.map(|isolation| state.engine.can_checkpoint(isolation));
@@ -194,12 +199,19 @@ fn prepare(dir: &Path) -> Result<(), ServeError> {
 }
 
 /// Says where the daemon is, for clients that know the data directory.
-fn announce(dir: &Path, address: SocketAddr) -> io::Result<()> {
+fn announce(config: &Config, address: SocketAddr) -> io::Result<()> {
     let mut reachable = address;
     if reachable.ip().is_unspecified() {
         reachable.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
     }
-    let json = serde_json::json!({ "pid": std::process::id(), "url": format!("http://{reachable}") });
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    let json = serde_json::json!({
+        "pid": std::process::id(),
+        "url": format!("{scheme}://{reachable}"),
+        // Its certificate may be for other names than this address: clients that read this know it by its file.
+        "certificate": config.tls.as_ref().map(TlsConfig::certificate),
+    });
+    let dir = &config.data;
     let new = dir.join("daemon.json.new");
     std::fs::write(&new, json.to_string())?;
     std::fs::rename(new, dir.join("daemon.json"))

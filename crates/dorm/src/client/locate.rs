@@ -1,6 +1,6 @@
 //! Where the daemon is, and with which key to speak to it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -16,6 +16,9 @@ pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:3676";
 pub(crate) struct Daemon {
     pub(crate) pid: i32,
     pub(crate) url: String,
+    /// The file with its own certificate, where it speaks HTTPS.
+    #[serde(default)]
+    pub(crate) certificate: Option<PathBuf>,
 }
 
 pub(crate) fn daemon(data: &Path) -> Option<Daemon> {
@@ -39,10 +42,7 @@ pub(crate) fn url(global: &Global) -> Result<String> {
         .parse()
         .map_err(|e| refuse("it is not well-formed").cause(anyhow::Error::new(e)))?;
     match uri.scheme_str() {
-        Some("http") => Ok(url.to_owned()),
-        Some("https") => Err(refuse("this client speaks plain HTTP")
-            .hint("forward a local port to the machine, for instance with `ssh -L 3676:127.0.0.1:3676 HOST`")
-            .into()),
+        Some("http" | "https") => Ok(url.to_owned()),
         _ => Err(refuse("it has no scheme")
             .hint(format!("write it like {DEFAULT_URL}"))
             .into()),

@@ -4,6 +4,7 @@ pub(crate) mod connect;
 pub(crate) mod guest;
 pub(crate) mod locate;
 pub(crate) mod process;
+pub(crate) mod tls;
 pub(crate) mod wire;
 
 use anyhow::{Context, Result};
@@ -12,6 +13,7 @@ use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, Limited, StreamBody};
 use hyper::body::{Frame, Incoming};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client as Pool;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -56,16 +58,23 @@ pub(crate) struct Client {
     url: String,
     key: Option<String>,
     unreachable: String,
-    http: Pool<HttpConnector, Body>,
+    http: Pool<HttpsConnector<HttpConnector>, Body>,
 }
 
 impl Client {
     pub(crate) fn new(global: &Global) -> Result<Self> {
+        let url = locate::url(global)?;
         let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(std::time::Duration::from_secs(10)));
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls::config(global, &url)?)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(connector);
         Ok(Self {
-            url: locate::url(global)?,
+            url,
             key: locate::key(&global.data())?,
             unreachable: locate::unreachable_hint(global),
             http: Pool::builder(TokioExecutor::new())
@@ -109,7 +118,7 @@ impl Client {
             format!("the connection to the daemon at {} broke", self.url)
         };
         Failure::new(Exit::Unreachable, message)
-            .hint(self.unreachable.clone())
+            .hint(tls::hint(&error).unwrap_or_else(|| self.unreachable.clone()))
             .cause(innermost(&error))
     }
 

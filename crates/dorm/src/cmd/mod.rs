@@ -27,6 +27,7 @@ pub(crate) mod start;
 pub(crate) mod stats;
 pub(crate) mod stop;
 pub(crate) mod template;
+pub(crate) mod tls;
 pub(crate) mod volume;
 pub(crate) mod wake;
 pub(crate) mod why;

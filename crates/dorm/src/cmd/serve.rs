@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::cli::Global;
-use crate::config::{self, Layer, LogFormat, Shutdown};
+use crate::config::{self, Layer, LogFormat, Shutdown, TlsLayer};
 use crate::{env, output};
 
 /// Run the daemon
@@ -30,6 +30,12 @@ pub(crate) struct Args {
     /// Seconds that a box's processes have to end before they are ended
     #[arg(long, value_name = "S", value_parser = super::parse_seconds)]
     stop_grace: Option<f64>,
+    /// Speak HTTPS, with these certificates in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_certificate: Option<PathBuf>,
+    /// The key of the certificate, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
     /// Print every key with its default, and end
     #[arg(long)]
     print_config: bool,
@@ -46,6 +52,10 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         log_format: args.log_format,
         on_shutdown: args.on_shutdown,
         stop_grace: args.stop_grace,
+        tls: TlsLayer {
+            certificate: args.tls_certificate,
+            key: args.tls_key,
+        },
         ..Layer::default()
     };
     let file = args.config.as_deref().filter(|path| !path.as_os_str().is_empty());

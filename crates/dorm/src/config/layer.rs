@@ -42,11 +42,19 @@ pub(crate) struct Layer {
     pub(crate) first_uid: Option<u32>,
     pub(crate) max_agents: Option<u32>,
     pub(crate) max_body: Option<Size>,
+    pub(crate) tls: TlsLayer,
     pub(crate) standby: StandbyLayer,
     pub(crate) defaults: DefaultsLayer,
     pub(crate) network: NetworkLayer,
     pub(crate) pool: PoolLayer,
     pub(crate) templates: TemplatesLayer,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct TlsLayer {
+    pub(crate) certificate: Option<PathBuf>,
+    pub(crate) key: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -142,12 +150,19 @@ impl Layer {
                 max_agents,
                 max_body
             },
+            tls,
             standby,
             defaults,
             network,
             pool,
             templates
         )
+    }
+}
+
+impl TlsLayer {
+    pub(crate) fn over(self, lower: Self) -> Self {
+        over!(self, lower, TlsLayer { certificate, key })
     }
 }
 

@@ -14,10 +14,11 @@ use dorm_engine::network::{self, GATEWAY, Range};
 use dorm_engine::{Limits, home};
 use dorm_server::config::{NetworkRange, OnShutdown, Standby};
 use dorm_server::lifecycle::idle::pressure::Budget;
+use dorm_server::tls::{TlsConfig, TlsFiles};
 
 use crate::env::{self, Variable};
 use crate::exit::{Exit, Failure};
-pub(crate) use layer::{Layer, LogFormat, Shutdown};
+pub(crate) use layer::{Layer, LogFormat, Shutdown, TlsLayer};
 
 pub(crate) const DEFAULTS: &str = include_str!("../defaults.toml");
 /// As large as the one that the engine chooses where none is configured; its choice takes the place of this.
@@ -155,6 +156,16 @@ fn standby(layer: layer::StandbyLayer) -> Result<Standby> {
     })
 }
 
+fn tls(layer: layer::TlsLayer) -> Result<Option<TlsConfig>> {
+    let certificate = given(layer.certificate, "tls.certificate")?;
+    let key = given(layer.key, "tls.key")?;
+    match (certificate.as_os_str().is_empty(), key.as_os_str().is_empty()) {
+        (true, true) => Ok(None),
+        (false, false) => Ok(Some(TlsConfig::Files(TlsFiles { certificate, key }))),
+        _ => anyhow::bail!("tls.certificate and tls.key need each other"),
+    }
+}
+
 fn settings(layer: Layer) -> Result<Settings> {
     let range = match given(layer.network.range, "network.range")?.as_str() {
         "auto" => None,
@@ -174,6 +185,7 @@ fn settings(layer: Layer) -> Result<Settings> {
     let server = dorm_server::config::Config {
         data: given(layer.data, "data")?,
         listen: given(layer.listen, "listen")?,
+        tls: tls(layer.tls)?,
         domain: (!domain.is_empty()).then_some(domain),
         isolation: given(layer.defaults.isolation, "defaults.isolation")?,
         defaults: Limits {

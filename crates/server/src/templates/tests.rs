@@ -43,6 +43,7 @@ impl World {
         let mut config = Config {
             data: dir.path().to_owned(),
             listen: "127.0.0.1:0".parse().unwrap(),
+            tls: None,
             domain: None,
             isolation: Choice::Container,
             defaults: Limits {

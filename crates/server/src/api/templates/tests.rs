@@ -37,6 +37,7 @@ impl Daemon {
         let config = Config {
             data: dir.path().to_owned(),
             listen: "127.0.0.1:0".parse().unwrap(),
+            tls: None,
             domain: None,
             isolation: Choice::Container,
             defaults: Limits {

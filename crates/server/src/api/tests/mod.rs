@@ -180,6 +180,7 @@ fn config(data: &std::path::Path) -> Config {
     Config {
         data: data.to_owned(),
         listen: "127.0.0.1:0".parse().unwrap(),
+        tls: None,
         domain: None,
         isolation: Choice::Container,
         defaults: Limits {
