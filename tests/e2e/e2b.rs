@@ -15,7 +15,6 @@ harness::tests![
     the_python_sdk_takes_snapshots_and_forks,
     the_python_sdk_keeps_volumes_and_mounts_them,
     the_asynchronous_python_sdk_does_all_of_it,
-    the_oldest_python_sdk_creates_pauses_and_resumes,
     the_javascript_sdk_creates_finds_pauses_and_kills_sandboxes,
     the_javascript_sdk_runs_commands_and_works_with_files,
     sandboxes_their_time_and_their_snapshots_survive_the_daemon,
@@ -39,13 +38,13 @@ fn sdks() -> Result<PathBuf> {
 }
 
 /// Which SDK a script is for.
-enum Sdk {
+pub(crate) enum Sdk {
     Python,
     OldPython,
     Node,
 }
 
-fn command(sdk: &Sdk, script: &str) -> Result<Command> {
+pub(crate) fn command(sdk: &Sdk, script: &str) -> Result<Command> {
     let sdks = sdks()?;
     let script = scripts().join(script);
     Ok(match sdk {
@@ -124,11 +123,6 @@ fn the_python_sdk_keeps_volumes_and_mounts_them() -> Result<()> {
 
 fn the_asynchronous_python_sdk_does_all_of_it() -> Result<()> {
     python("asynchronous.py")
-}
-
-fn the_oldest_python_sdk_creates_pauses_and_resumes() -> Result<()> {
-    let server = Server::shared()?;
-    run(&server, &Sdk::OldPython, "old.py", &[]).map(drop)
 }
 
 fn the_javascript_sdk_creates_finds_pauses_and_kills_sandboxes() -> Result<()> {

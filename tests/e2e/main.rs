@@ -23,7 +23,7 @@ macro_rules! features {
 
 features![
     agents, api, clocks, crash, docs, e2b, exec, files, hibernate, isolation, limits, matrix, network,
-    policy, ports, runner, scale, sleep, streams, survivors, templates, volumes, workloads
+    policy, ports, runner, scale, sleep, streams, survivors, templates, tls, volumes, workloads
 ];
 
 const THREADS: usize = 3;

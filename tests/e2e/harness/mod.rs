@@ -32,8 +32,8 @@ mod world;
 
 pub(crate) use agent::Agent;
 pub(crate) use archive::{TarFile, rootfs, rootfs_with, tar};
-pub(crate) use cli::{Output, run};
-pub(crate) use outside::{Outside, answers_peer_address};
+pub(crate) use cli::{Output, binary, run};
+pub(crate) use outside::{Outside, answers_peer_address, resolve};
 pub(crate) use pty::Terminal;
 pub(crate) use server::{Options, Server};
 pub(crate) use wait::{eventually, slowness};

@@ -103,20 +103,12 @@ impl Outside {
     fn resolve_names(&self) -> Result<()> {
         let socket = self.udp(resolver_address(), 53)?;
         let (public, other, private) = (self.public, self.other, self.private);
-        std::thread::spawn(move || {
-            let mut buffer = [0; 512];
-            while let Ok((length, from)) = socket.recv_from(&mut buffer) {
-                let query = &buffer[..length];
-                let given = match name_in(query).as_str() {
-                    "some-name.example" => Some(Ipv4Addr::new(203, 0, 113, 99)),
-                    "private.example" => Some(private),
-                    "other.example" => Some(other),
-                    name if name.ends_with("here.example") => Some(public),
-                    _ => None,
-                };
-                // A box that has ended does not wait for its answer.
-                let _ = socket.send_to(&answer(query, given), from);
-            }
+        resolve(socket, move |name| match name {
+            "some-name.example" => Some(Ipv4Addr::new(203, 0, 113, 99)),
+            "private.example" => Some(private),
+            "other.example" => Some(other),
+            name if name.ends_with("here.example") => Some(public),
+            _ => None,
         });
         Ok(())
     }
@@ -136,6 +128,19 @@ impl Outside {
         });
         Ok(at)
     }
+}
+
+/// Answers DNS queries, for as long as the runner lives.
+pub(crate) fn resolve(socket: UdpSocket, address_of: impl Fn(&str) -> Option<Ipv4Addr> + Send + 'static) {
+    std::thread::spawn(move || {
+        let mut buffer = [0; 512];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            let query = &buffer[..length];
+            let given = address_of(&name_in(query));
+            // Who has ended does not wait for its answer.
+            let _ = socket.send_to(&answer(query, given), from);
+        }
+    });
 }
 
 /// The name that a DNS query asks for.

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::net::TcpListener;
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -34,6 +35,8 @@ pub(crate) struct Options {
     pub(crate) beside_pool: bool,
     /// Build templates as the host would: with its resolvers, and kept for the next run.
     pub(crate) builds: bool,
+    /// Speak HTTPS at port 443 of an address of its own, under this domain.
+    pub(crate) domain: Option<&'static str>,
     /// Further lines of its configuration, from a table on.
     pub(crate) config: &'static str,
 }
@@ -41,6 +44,7 @@ pub(crate) struct Options {
 pub(crate) struct Server {
     pub(crate) data: PathBuf,
     pub(crate) url: String,
+    pub(crate) listen: SocketAddr,
     pub(crate) remains: Remains,
     log: PathBuf,
     daemon: Mutex<Option<Child>>,
@@ -106,7 +110,17 @@ impl Server {
         };
         let data = place.join(format!("{label}-{number}"));
         fs::create_dir(&data)?;
-        let port = free_port(FIRST_PORT + world.slot * 300 + number * 3)?;
+        let listen = match options.domain {
+            // Every 127.x.y.z is this machine.
+            Some(_) => SocketAddr::from(([127, 77, world.slot as u8, number as u8 + 1], 443)),
+            None => SocketAddr::from((
+                [127, 0, 0, 1],
+                free_port(FIRST_PORT + world.slot * 300 + number * 3)?,
+            )),
+        };
+        let domain = options
+            .domain
+            .map_or_else(String::new, |domain| format!("domain = \"{domain}\"\n"));
         let on_shutdown = match options {
             Options {
                 leave_boxes: true, ..
@@ -129,7 +143,7 @@ impl Server {
             "[templates]\ncache = \"\"\n"
         };
         let config = format!(
-            "listen = \"127.0.0.1:{port}\"\non_shutdown = \"{on_shutdown}\"\nstop_grace = 2\nmax_agents = {AGENTS}\n\
+            "listen = \"{listen}\"\n{domain}on_shutdown = \"{on_shutdown}\"\nstop_grace = 2\nmax_agents = {AGENTS}\n\
              first_uid = {}\n[network]\nrange = \"10.{}.{}.0/22\"\nnameservers = [{resolvers}]\n{templates}{}",
             FIRST_UID + number * (AGENTS + 8) * 65_536,
             160 + world.slot,
@@ -139,14 +153,19 @@ impl Server {
         fs::write(data.join("config.toml"), config)?;
         let log = world.root.join(format!("{label}-{number}.log"));
         logs().push(log.clone());
-        let url = format!("http://127.0.0.1:{port}");
-        Ok(Server {
+        let scheme = if options.domain.is_some() { "https" } else { "http" };
+        let server = Server {
             remains: Remains::of(&data),
             data,
-            url,
+            url: format!("{scheme}://{listen}"),
+            listen,
             log,
             daemon: Mutex::new(None),
-        })
+        };
+        if let Some(domain) = options.domain {
+            server.make_certificate(domain)?;
+        }
+        Ok(server)
     }
 
     /// Starts the daemon, with `env` in its environment, and waits until it answers.
@@ -158,16 +177,34 @@ impl Server {
             if let Some(status) = child.try_wait()? {
                 bail!("the daemon ended: {status}");
             }
-            Ok(self.get("/healthz").ok().filter(|reply| reply.status == 200))
+            Ok(self.answers().then_some(()))
         });
         if answered.is_err() {
             let _ = child.kill();
             let _ = child.wait();
             *daemon = None;
         }
-        answered
-            .map(drop)
-            .with_context(|| format!("the daemon's log:\n{}", tail(&self.log, 0)))
+        answered.with_context(|| format!("the daemon's log:\n{}", tail(&self.log, 0)))
+    }
+
+    fn answers(&self) -> bool {
+        if self.url.starts_with("https:") {
+            return self.dorm(&["ls"]).is_ok_and(|listed| listed.code == 0);
+        }
+        self.get("/healthz").is_ok_and(|reply| reply.status == 200)
+    }
+
+    /// As its user would: by a CA of its own, in the configuration.
+    fn make_certificate(&self, domain: &str) -> Result<()> {
+        let made = self.json(&["tls", "init", domain])?;
+        let tls = format!(
+            "[tls]\ncertificate = {}\nkey = {}\n",
+            made["certificate"], made["key"]
+        );
+        let mut config = fs::File::options()
+            .append(true)
+            .open(self.data.join("config.toml"))?;
+        Ok(config.write_all(tls.as_bytes())?)
     }
 
     /// Starts a daemon on this data directory and returns at once.

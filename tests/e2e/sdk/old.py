@@ -1,6 +1,5 @@
 """The oldest SDK of the second generation: create, run, write, pause, resume."""
 
-import tls  # noqa: F401  The first of what follows reads the environment that it sets.
 from e2b import Sandbox, SandboxQuery, SandboxState
 
 from support import until

@@ -139,11 +139,9 @@ impl ServerCertVerifier for Believed {
 pub(super) fn hint(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     let mut error = Some(error);
     while let Some(one) = error {
+        // What an I/O error was made of is not its source.
         let inner = one.downcast_ref::<std::io::Error>().and_then(|io| io.get_ref());
-        let found = inner
-            .and_then(|inner| inner.downcast_ref::<Error>())
-            .or_else(|| one.downcast_ref::<Error>());
-        match found {
+        match one.downcast_ref::<Error>() {
             Some(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
                 return Some(format!(
                     "set {} to a file with the certificate of its CA",
@@ -159,7 +157,7 @@ pub(super) fn hint(error: &(dyn std::error::Error + 'static)) -> Option<String> 
                 return Some("use a name that the certificate is for; `dorm tls show` lists them".to_owned());
             }
             Some(Error::InvalidMessage(_)) => return Some("does it speak HTTP? Then use http://".to_owned()),
-            _ => error = one.source(),
+            _ => error = inner.map(|inner| inner as _).or_else(|| one.source()),
         }
     }
     None

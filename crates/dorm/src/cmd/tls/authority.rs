@@ -46,16 +46,9 @@ pub(super) fn make(files: &Files, domain: &str) -> Result<()> {
     made.with_context(|| format!("cannot make {}", files.dir.display()))?;
     let (params, key) = (authority(domain)?, KeyPair::generate()?);
     let ca = params.self_signed(&key)?;
-    let names: Vec<String> = [
-        domain,
-        &format!("*.{domain}"),
-        "localhost",
-        "*.localhost",
-        "127.0.0.1",
-        "::1",
-    ]
-    .map(str::to_owned)
-    .into();
+    let names: Vec<String> = [domain, &format!("*.{domain}"), "localhost", "127.0.0.1", "::1"]
+        .map(str::to_owned)
+        .into();
     let issuer = Issuer::from_params(&params, &key);
     // The CA comes last: a run that was cut off before this can be repeated.
     write_leaf(files, &names, &issuer, &ca.pem())?;

@@ -16,7 +16,8 @@ use crate::exit::{Exit, Failure};
 use crate::output;
 use authority::Files;
 
-/// Browsers take every name below `localhost` for this machine; certificates for `*.localhost` itself are believed by few.
+/// Browsers take every name below `localhost` for this machine; a certificate for `*.localhost` itself is believed
+/// by nobody, as a wildcard needs two labels after it.
 const TRIAL_DOMAIN: &str = "dorm.localhost";
 const DAY: i64 = 24 * 3600;
 
