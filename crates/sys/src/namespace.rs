@@ -110,6 +110,14 @@ pub fn enter_network(netns: BorrowedFd<'_>) -> io::Result<()> {
     )?)
 }
 
+/// Moves the calling process, which must have a single thread, into a mount namespace.
+pub fn enter_mounts(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::thread::move_into_link_name_space(
+        namespace,
+        Some(LinkNameSpaceType::Mount),
+    )?)
+}
+
 /// Sets the host name in a uts namespace, from a thread that enters it and ends.
 pub fn set_hostname(uts: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let work = || {

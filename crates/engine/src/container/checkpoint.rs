@@ -10,13 +10,13 @@ use dorm_sys::process::Process;
 use rustix::process::Signal;
 
 use super::Container;
-use super::spare::Spare;
+use super::spare::{Spare, Spares};
 use super::start::process_netns;
 use crate::criu::Criu;
 use crate::criu::manifest::{Manifest, Pages};
 use crate::host::image::{Still, Unfinished};
 use crate::host::{LiveBox, ended, record_of};
-use crate::launch;
+use crate::launch::{self, Job};
 use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, Result};
 
 impl Container {
@@ -24,6 +24,11 @@ impl Container {
     pub(super) fn usable_criu(&self) -> Result<&Criu, String> {
         let criu = self.criu.as_ref().map_err(Clone::clone)?;
         criu.still_there().map(|()| criu)
+    }
+
+    fn criu_spares(&self) -> Result<&Arc<Spares>> {
+        let none = || EngineError::CannotCheckpoint("there is no criu".to_owned());
+        self.criu_spares.as_ref().ok_or_else(none)
     }
 
     fn criu(&self) -> Result<&Criu> {
@@ -112,23 +117,33 @@ impl Container {
         mut check: Check,
     ) -> Result<(LiveBox, BoxRecord)> {
         let began = Instant::now();
-        let limits = self.host.group_limits(&spec.limits)?;
-        let mut launcher = self.spares.take().await?;
-        let (group, join) = launcher.claim(&self.host.cgroups, &spec.id, &limits)?;
-        let launch = launch::Spec {
-            home: self.host.pool.home_path(&spec.id),
-            uid_base: spec.uid_base,
-            volumes: self.host.volumes(spec)?,
-            job: criu.job(Some(guest), join, 0),
-        };
+        let (limits, volumes) = (self.host.group_limits(&spec.limits)?, self.host.volumes(spec)?);
+        let (mut waiting, hand) = tokio::try_join!(self.criu_spares()?.take(), self.spares.take())?;
+        let (group, join) = waiting.claim(&self.host.cgroups, &spec.id, &limits)?;
         let Spare {
             process: mut criu_process,
             socket,
             ..
-        } = launcher;
+        } = waiting;
+        let launch = launch::Spec {
+            home: self.host.pool.home_path(&spec.id),
+            uid_base: spec.uid_base,
+            volumes,
+            job: Job::Stage {
+                criu: criu_process
+                    .id()
+                    .and_then(|pid| pid.try_into().ok())
+                    .unwrap_or_default(),
+                guest,
+                join,
+            },
+        };
+        let staged = crate::criu::stage(&hand.socket, &launch).await;
+        tokio::spawn(hand.end());
         let restored = async {
-            let restoring = criu.restore(&socket, &launch, image, work).await?;
+            staged?;
             let started = began.elapsed();
+            let restoring = criu.restore(&socket, &launch.volumes, image, work).await?;
             let pid = restoring.namespaces().await?;
             let namespaces = began.elapsed();
             let netns = dorm_sys::namespace::open(pid, "net")

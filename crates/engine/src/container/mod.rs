@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use dorm_sys::confine::SystemCallFilter;
 use rustix::process::Signal;
 
-use self::spare::Spares;
+use self::spare::{Part, Spares};
 use crate::criu::Criu;
 use crate::engines::Kind;
 use crate::host::{self, Host, LiveBox};
@@ -26,6 +26,8 @@ pub(crate) struct Container {
     /// The program that makes memory images, or why there is none.
     criu: Result<Criu, String>,
     spares: Arc<Spares>,
+    /// That have become CRIU, where there is one.
+    criu_spares: Option<Arc<Spares>>,
 }
 
 impl Container {
@@ -47,9 +49,12 @@ impl Container {
                 "no memory images: containers can stand by and stop, but not hibernate"
             ),
         }
+        Spares::sweep(&host.cgroups);
+        let spares = |part| Spares::new(host.launcher.clone(), host.cgroups.clone(), part);
         Ok(Self {
+            criu_spares: criu.as_ref().ok().map(|criu| spares(Part::Criu(criu.job(0)))),
             criu,
-            spares: Spares::new(host.launcher.clone(), filter, host.cgroups.clone()),
+            spares: spares(Part::Launcher(filter)),
             host,
         })
     }
@@ -58,7 +63,9 @@ impl Container {
 #[async_trait]
 impl Kind for Container {
     async fn close(&self) {
-        self.spares.close().await;
+        for spares in std::iter::once(&self.spares).chain(&self.criu_spares) {
+            spares.close().await;
+        }
     }
 
     async fn start(&self, spec: &BoxSpec) -> Result<BoxRecord> {

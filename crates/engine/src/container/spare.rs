@@ -3,8 +3,9 @@
 //! Two things that take milliseconds can be done before anybody asks for a box: starting the launcher,
 //! and making it a member of a cgroup, for which the kernel waits until every core has passed a quiet point. So a
 //! few launchers are always kept ready. Where groups can be renamed (version 1), each is a member of a group already, which
-//! gets the name of the box when there is one.
+//! gets the name of the box when there is one. A box that comes back from disk takes a launcher that has become CRIU already.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,20 +21,37 @@ use crate::{Id, Result};
 
 /// First characters of the names of groups whose box is not there yet.
 const PREFIX: &str = "spare-";
-/// How many launchers wait.
-const READY: usize = 2;
 const LEAVING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub(super) struct Spares {
     launcher: PathBuf,
-    filter: Vec<u8>,
     cgroups: Hierarchy,
+    part: Part,
     ready: Mutex<Vec<Spare>>,
     /// Held while a spare is made ready: one at a time is enough, and the end waits for it.
     refilling: tokio::sync::Mutex<()>,
     closed: AtomicBool,
+}
+
+/// What launchers wait as.
+#[derive(Debug)]
+pub(super) enum Part {
+    /// For a box that is started. With the filter of its system calls.
+    Launcher(Vec<u8>),
+    /// For a box that is restored, by this job.
+    Criu(launch::Job),
+}
+
+impl Part {
+    /// How many wait.
+    fn count(&self) -> usize {
+        match self {
+            Self::Launcher(_) => 2,
+            Self::Criu(_) => 1,
+        }
+    }
 }
 
 /// A launcher, and the group that it is in.
@@ -44,57 +62,70 @@ pub(super) struct Spare {
     group: Option<SpareGroup>,
 }
 
-/// Is to be removed, unless a box takes it over.
+/// Is removed at its end, unless a box takes it over.
 #[derive(Debug)]
 struct SpareGroup {
     cgroups: Hierarchy,
-    name: String,
+    /// None once it is a box's.
+    name: Option<String>,
 }
 
 impl SpareGroup {
-    async fn remove(self) {
-        // An ended process leaves its group a little later.
-        for _ in 0..LEAVING.as_millis() / PAUSE.as_millis() {
-            if self.cgroups.group(&self.name).remove().is_ok() {
-                return;
-            }
-            tokio::time::sleep(PAUSE).await;
+    fn join_files(&self) -> Vec<PathBuf> {
+        let group = self.name.as_ref().map(|name| self.cgroups.group(name));
+        group.map(|group| group.join_files()).unwrap_or_default()
+    }
+
+    async fn remove(mut self) {
+        if let Some(name) = self.name.take() {
+            remove(self.cgroups.clone(), name).await;
         }
-        tracing::warn!(
-            group = self.name,
-            "a group of processes that have ended cannot be removed"
-        );
     }
 }
 
-impl Spares {
-    pub(super) fn new(launcher: PathBuf, filter: Vec<u8>, cgroups: Hierarchy) -> Arc<Self> {
-        // What an earlier daemon kept ready went with it, but for the group.
-        for name in cgroups
-            .list()
-            .unwrap_or_default()
-            .into_iter()
-            .filter(|name| name.starts_with(PREFIX))
-        {
-            tokio::spawn(
-                SpareGroup {
-                    cgroups: cgroups.clone(),
-                    name,
-                }
-                .remove(),
-            );
+impl Drop for SpareGroup {
+    fn drop(&mut self) {
+        if let (Some(name), Ok(runtime)) = (self.name.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(remove(self.cgroups.clone(), name));
         }
+    }
+}
+
+async fn remove(cgroups: Hierarchy, name: String) {
+    // An ended process leaves its group a little later.
+    for _ in 0..LEAVING.as_millis() / PAUSE.as_millis() {
+        if cgroups.group(&name).remove().is_ok() {
+            return;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    tracing::warn!(
+        group = name,
+        "a group of processes that have ended cannot be removed"
+    );
+}
+
+impl Spares {
+    pub(super) fn new(launcher: PathBuf, cgroups: Hierarchy, part: Part) -> Arc<Self> {
         let (ready, refilling, closed) = Default::default();
         let spares = Arc::new(Self {
             launcher,
-            filter,
             cgroups,
+            part,
             ready,
             refilling,
             closed,
         });
         spares.refill();
         spares
+    }
+
+    /// What an earlier daemon kept ready went with it, but for the groups.
+    pub(super) fn sweep(cgroups: &Hierarchy) {
+        let names = cgroups.list().unwrap_or_default();
+        for name in names.into_iter().filter(|name| name.starts_with(PREFIX)) {
+            tokio::spawn(remove(cgroups.clone(), name));
+        }
     }
 
     /// A spare launcher, or a new one; others are made ready meanwhile.
@@ -136,7 +167,7 @@ impl Spares {
         tokio::spawn(async move {
             loop {
                 let _alone = spares.refilling.lock().await;
-                if spares.closed.load(Ordering::SeqCst) || spares.ready().len() >= READY {
+                if spares.closed.load(Ordering::SeqCst) || spares.ready().len() >= spares.part.count() {
                     return;
                 }
                 match spares.prepare().await {
@@ -155,57 +186,51 @@ impl Spares {
             true => Some(self.make_group()?),
             false => None,
         };
+        let join = group.iter().flat_map(SpareGroup::join_files).collect();
         let spawned = PacketSocket::pair().and_then(|(socket, theirs)| {
             let process = launch::spawn(&self.launcher, theirs, std::process::Stdio::null())?;
             Ok((process, socket))
         });
-        let (process, socket) = match spawned {
-            Ok(spawned) => spawned,
-            Err(error) => {
-                if let Some(group) = group {
-                    group.remove().await;
-                }
-                return Err(failed("was prepared")(error.into()));
-            }
-        };
+        let (process, socket) = spawned.map_err(|error| failed("was prepared")(error.into()))?;
         let spare = Spare {
             process,
             socket,
             group,
         };
-        let join = spare
-            .group
-            .as_ref()
-            .map(|g| self.cgroups.group(&g.name).join_files())
-            .unwrap_or_default();
-        let said = async {
+        match self.make_ready(&spare, join).await {
+            Ok(()) => Ok(spare),
+            Err(reason) => {
+                spare.end().await;
+                Err(failed("was prepared")(reason.into()))
+            }
+        }
+    }
+
+    async fn make_ready(&self, spare: &Spare, join: Vec<PathBuf>) -> io::Result<()> {
+        let filter = matches!(self.part, Part::Launcher(_));
+        spare.socket.send_json(&Preparation { join, filter }).await?;
+        if let Part::Launcher(filter) = &self.part {
+            spare.socket.send(filter).await?;
+        }
+        spare.heard(|report| matches!(report, Report::Prepared)).await?;
+        if let Part::Criu(job) = &self.part {
             spare
                 .socket
-                .send_json(&Preparation { join, filter: true })
+                .send_json(&launch::Spec::without_home(job.clone()))
                 .await?;
-            spare.socket.send(&self.filter).await?;
-            spare.socket.receive().await
-        };
-        let refused = match said.await {
-            Ok(said) => match serde_json::from_slice(&said) {
-                Ok(Report::Prepared) => return Ok(spare),
-                _ => failed("was prepared")(super::start::reason(&said).into()),
-            },
-            Err(error) => failed("was prepared")(error.into()),
-        };
-        spare.end().await;
-        Err(refused)
+            spare.heard(|report| matches!(report, Report::Executing)).await?;
+        }
+        Ok(())
     }
 
     fn make_group(&self) -> Result<SpareGroup> {
+        let name = format!("{PREFIX}{}", Id::random());
+        let made = self.cgroups.group(&name).make();
         let group = SpareGroup {
             cgroups: self.cgroups.clone(),
-            name: format!("{PREFIX}{}", Id::random()),
+            name: Some(name),
         };
-        self.cgroups
-            .group(&group.name)
-            .make()
-            .map_err(|e| failed("was given its limits")(e.into()))?;
+        made.map_err(|e| failed("was given its limits")(e.into()))?;
         Ok(group)
     }
 
@@ -215,8 +240,16 @@ impl Spares {
 }
 
 impl Spare {
+    async fn heard(&self, wanted: fn(&Report) -> bool) -> io::Result<()> {
+        let said = self.socket.receive().await?;
+        match serde_json::from_slice(&said) {
+            Ok(report) if wanted(&report) => Ok(()),
+            _ => Err(io::Error::other(super::start::reason(&said))),
+        }
+    }
+
     /// Ends the launcher and removes its group.
-    async fn end(self) {
+    pub(super) async fn end(self) {
         let Self {
             mut process,
             socket,
@@ -238,8 +271,10 @@ impl Spare {
     ) -> Result<(Group, Vec<PathBuf>)> {
         let failed = |e: std::io::Error| failed("was given its limits")(e.into());
         match self.group.take() {
-            Some(spare) => {
-                let group = cgroups.rename(&spare.name, id.as_str()).map_err(failed)?;
+            Some(mut spare) => {
+                let name = spare.name.as_deref().unwrap_or_default();
+                let group = cgroups.rename(name, id.as_str()).map_err(failed)?;
+                spare.name = None;
                 group.limit(limits).map_err(failed)?;
                 Ok((group, Vec::new()))
             }

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use dorm_sys::cgroup::{Group, Hierarchy};
 use dorm_sys::process::Process;
 use rustix::process::Signal;
+use tokio::process::Child;
 
 use super::manifest::Manifest;
 use super::{Criu, expect};
 use crate::host::{ended, instance};
-use crate::launch::{self, Preparation, Report, Spec};
+use crate::launch::{self, Job, Preparation, Report, Spec};
 use crate::packet::PacketSocket;
 use crate::{EngineError, Id, Result};
 
@@ -86,46 +87,60 @@ impl Bare {
     }
 
     /// Brings back the box of an image, without network, limits or a look at its checksums, and ends it. Measured is CRIU
-    /// alone: from its start, with the home mounted already, until the box runs.
+    /// alone, from its start until the box runs; its stage is set while it starts.
     pub async fn restore(&self, id: &Id, image: &Path) -> Result<Duration> {
         let criu = self.criu()?;
         let failed = || EngineError::io("cannot start criu");
         let (manifest, _) = Manifest::open(image).map_err(EngineError::BadImage)?;
-        let spec = Spec {
-            volumes: Vec::new(),
-            home: self.data.join("pool/homes").join(id.as_str()),
-            uid_base: manifest.uid_base,
-            job: criu.job(
-                Some(self.data.join("guests").join(&manifest.guest_hash)),
-                Vec::new(),
-                0,
-            ),
-        };
         let work = tempfile::tempdir().map_err(failed())?;
-        let (socket, theirs) = PacketSocket::pair().map_err(failed())?;
-        let mut process =
-            launch::spawn(&self.launcher, theirs, std::process::Stdio::null()).map_err(failed())?;
-        let nothing = Preparation {
-            join: Vec::new(),
-            filter: false,
-        };
-        socket.send_json(&nothing).await.map_err(failed())?;
-        expect(&socket, |r| matches!(r, Report::Prepared)).await?;
+        let (mut process, socket) = self.launcher().await?;
+        let (mut other, stage) = self.launcher().await?;
         let restored = async {
-            let restoring = criu.restore(&socket, &spec, image, work.path()).await?;
+            let job = Spec::without_home(criu.job(0));
+            socket.send_json(&job).await.map_err(failed())?;
+            expect(&socket, |r| matches!(r, Report::Executing)).await?;
             let began = Instant::now();
+            let spec = Spec {
+                volumes: Vec::new(),
+                home: self.data.join("pool/homes").join(id.as_str()),
+                uid_base: manifest.uid_base,
+                job: Job::Stage {
+                    criu: process
+                        .id()
+                        .and_then(|pid| pid.try_into().ok())
+                        .unwrap_or_default(),
+                    guest: self.data.join("guests").join(&manifest.guest_hash),
+                    join: Vec::new(),
+                },
+            };
+            super::stage(&stage, &spec).await?;
+            let restoring = criu.restore(&socket, &[], image, work.path()).await?;
             restoring.namespaces().await?;
             restoring.memory().await?;
             let pid = restoring.finish().await?;
             Ok((pid, began.elapsed()))
         }
         .await;
-        drop(socket);
+        drop((socket, stage));
         let _ = process.wait().await;
+        let _ = other.wait().await;
         let (pid, took) = restored?;
         let restored = Process::open(pid).map_err(EngineError::io("cannot find the restored box"))?;
         let _ = restored.signal(Signal::KILL);
         ended(&restored).await;
         Ok(took)
+    }
+
+    async fn launcher(&self) -> Result<(Child, PacketSocket)> {
+        let failed = || EngineError::io("cannot start criu");
+        let (socket, theirs) = PacketSocket::pair().map_err(failed())?;
+        let process = launch::spawn(&self.launcher, theirs, std::process::Stdio::null()).map_err(failed())?;
+        let nothing = Preparation {
+            join: Vec::new(),
+            filter: false,
+        };
+        socket.send_json(&nothing).await.map_err(failed())?;
+        expect(&socket, |r| matches!(r, Report::Prepared)).await?;
+        Ok((process, socket))
     }
 }

@@ -97,12 +97,7 @@ impl Criu {
         let owner =
             dorm_sys::namespace::open(pid, "user").and_then(|ns| dorm_sys::namespace::owner(ns.as_fd()));
         let user = owner.map_err(failed())?;
-        let spec = Spec {
-            volumes: Vec::new(),
-            home: PathBuf::new(),
-            uid_base: 0,
-            job: self.job(None, Vec::new(), user),
-        };
+        let spec = Spec::without_home(self.job(user));
         let done = async {
             socket
                 .send_json(&Preparation {
@@ -149,24 +144,22 @@ impl Criu {
         done
     }
 
-    /// Has the launcher behind `socket` bring back what `images` holds, on the home of `spec`.
+    /// Has the CRIU behind `socket`, whose stage is set, bring back what `images` holds. `volumes` are where the box has them.
     pub(crate) async fn restore<'a>(
         &'a self,
         socket: &'a PacketSocket,
-        spec: &Spec,
+        volumes: &[launch::Volume],
         images: &Path,
         work: &'a Path,
     ) -> Result<Restoring<'a>> {
         let failed = || EngineError::io("cannot start criu");
         let directory = File::open(images).map_err(failed())?;
         let work_directory = File::open(work).map_err(failed())?;
-        socket.send_json(spec).await.map_err(failed())?;
-        expect(socket, |r| matches!(r, Report::Executing)).await?;
         let mut options = rpc::Options::new(directory.as_fd(), work_directory.as_fd());
         options.root = Some(launch::STAGED_ROOT.to_owned());
         options.rst_sibling = Some(true);
         options.notify_scripts = Some(true);
-        options.external = external_mounts(false, spec.volumes.iter().map(|volume| volume.at.as_str()));
+        options.external = external_mounts(false, volumes.iter().map(|volume| volume.at.as_str()));
         let call = rpc::restore(socket, options).await;
         let call = call.map_err(|refused| EngineError::BadImage(self.reason(work, refused)))?;
         Ok(Restoring {
@@ -177,12 +170,11 @@ impl Criu {
         })
     }
 
-    pub(crate) fn job(&self, guest: Option<PathBuf>, join: Vec<PathBuf>, user: u32) -> Job {
+    /// Becomes CRIU, as the user `user`.
+    pub(crate) fn job(&self, user: u32) -> Job {
         Job::Criu {
             command: self.command.clone(),
             knowledge: self.knowledge.clone(),
-            guest,
-            join,
             user,
         }
     }
@@ -257,6 +249,13 @@ impl Restoring<'_> {
     fn refused(&self, refused: rpc::Refused) -> EngineError {
         EngineError::BadImage(self.criu.reason(self.work, refused))
     }
+}
+
+/// Has the launcher behind `socket` set the stage for a CRIU that waits.
+pub(crate) async fn stage(socket: &PacketSocket, spec: &Spec) -> Result<()> {
+    let failed = EngineError::io("cannot start criu");
+    socket.send_json(spec).await.map_err(failed)?;
+    expect(socket, |r| matches!(r, Report::Staged)).await
 }
 
 async fn expect(socket: &PacketSocket, wanted: fn(&Report) -> bool) -> Result<()> {

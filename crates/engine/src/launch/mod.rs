@@ -31,11 +31,11 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-mod become_criu;
+mod criu;
 mod rootfs;
 mod unpack;
 
-pub(crate) use become_criu::{STAGED_GUEST, STAGED_ROOT, staged_volume};
+pub(crate) use criu::{STAGED_GUEST, STAGED_ROOT, staged_volume};
 pub(crate) use rootfs::{DEVICES, masked_files};
 
 pub(crate) use unpack::unpack;
@@ -63,6 +63,18 @@ pub(crate) struct Spec {
     pub(crate) job: Job,
 }
 
+impl Spec {
+    /// For what has nothing to do with a home.
+    pub(crate) fn without_home(job: Job) -> Self {
+        Self {
+            home: PathBuf::new(),
+            uid_base: 0,
+            volumes: Vec::new(),
+            job,
+        }
+    }
+}
+
 /// A volume, and where in the box it is mounted.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Volume {
@@ -83,14 +95,19 @@ pub(crate) enum Job {
         /// Bytes that the files which a box keeps in memory, under /dev/shm and /run, may hold.
         tmpfs_bytes: u64,
     },
-    /// Become CRIU, answering on the launch socket; with a guest to restore a box of it on the home.
+    /// Become CRIU, answering on the launch socket.
     Criu {
         command: Vec<PathBuf>,
         knowledge: Option<PathBuf>,
-        guest: Option<PathBuf>,
-        join: Vec<PathBuf>,
         /// Who CRIU is, with root's capabilities: the owner of the user namespace that it looks into.
         user: u32,
+    },
+    /// Give a CRIU that waits what it needs to restore a box on the home.
+    Stage {
+        criu: i32,
+        guest: PathBuf,
+        /// As in [`Preparation`], for CRIU.
+        join: Vec<PathBuf>,
     },
     /// Apply a layer, read from standard output's descriptor, to the home.
     Unpack { offset: u64, length: u64 },
@@ -103,6 +120,8 @@ pub(crate) enum Report {
     Prepared,
     /// The next words on the socket are those of another program.
     Executing,
+    /// CRIU has the home in its place.
+    Staged,
     Pid(i32),
     Failed(String),
     /// An unpacked layer: entries applied, and what had to be left out.
@@ -190,10 +209,10 @@ fn receive_json<T: serde::de::DeserializeOwned>(from: BorrowedFd<'_>) -> io::Res
     Ok(serde_json::from_slice(&receive(from)?)?)
 }
 
-fn join(files: &[PathBuf]) -> Result<(), Failure> {
+fn join(files: &[PathBuf], pid: &str) -> Result<(), Failure> {
     files
         .iter()
-        .try_for_each(|file| std::fs::write(file, "0").step(&format!("join {}", file.display())))
+        .try_for_each(|file| std::fs::write(file, pid).step(&format!("join {}", file.display())))
 }
 
 fn launch() -> Result<(), Failure> {
@@ -207,7 +226,7 @@ fn launch() -> Result<(), Failure> {
         }
         false => None,
     };
-    join(&preparation.join)?;
+    join(&preparation.join, "0")?;
     report(&Report::Prepared);
 
     let spec: Spec = match receive_json(daemon()) {
@@ -215,20 +234,27 @@ fn launch() -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
         spec => spec.step("read the launch spec")?,
     };
-    if let Job::Guest { join: late, .. } = &spec.job {
-        join(late)?;
-        rootfs::raise_limits().step("set resource limits")?;
-    }
-    if let Job::Criu {
-        command,
-        knowledge,
-        guest,
-        join: late,
-        user,
-    } = &spec.job
-    {
-        join(late)?;
-        return become_criu::execute(command, knowledge.as_deref(), guest.as_deref(), *user, &spec);
+    match &spec.job {
+        Job::Guest { join: late, .. } => {
+            join(late, "0")?;
+            rootfs::raise_limits().step("set resource limits")?;
+        }
+        Job::Criu {
+            command,
+            knowledge,
+            user,
+        } => return criu::execute(command, knowledge.as_deref(), *user),
+        Job::Stage {
+            criu: pid,
+            guest,
+            join: late,
+        } => {
+            join(late, &pid.to_string())?;
+            criu::stage(*pid, guest, &spec)?;
+            report(&Report::Staged);
+            return Ok(());
+        }
+        Job::Unpack { .. } => {}
     }
     dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;
     let mounts = bind_mounts(&spec).step("prepare the mounts")?;
@@ -307,7 +333,9 @@ fn become_box(spec: &Spec, filter: Option<&SystemCallFilter>, launcher: OwnedFd)
             }
             Err(exec_guest()).step("execute the guest")
         }
-        Job::Criu { .. } => Err(io::Error::from(io::ErrorKind::InvalidInput)).step("become criu in a box"),
+        Job::Criu { .. } | Job::Stage { .. } => {
+            Err(io::Error::from(io::ErrorKind::InvalidInput)).step("become criu in a box")
+        }
         Job::Unpack { offset, length } => {
             rootfs::enter_bare(mounts)?;
             unpack::apply(*offset, *length)?;

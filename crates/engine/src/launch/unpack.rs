@@ -62,7 +62,7 @@ pub(crate) async fn unpack(
             )));
         };
         match serde_json::from_slice(&packet) {
-            Ok(Report::Prepared | Report::Executing) => {}
+            Ok(Report::Prepared | Report::Executing | Report::Staged) => {}
             Ok(Report::Pid(pid)) => process = dorm_sys::process::Process::open(pid).ok(),
             Ok(Report::Unpacked { entries, warnings }) => break Ok((entries, warnings)),
             Ok(Report::BadLayer(reason)) => break Err(EngineError::BadLayer(reason)),

@@ -1,4 +1,7 @@
-//! The launcher as CRIU.
+//! The launcher as CRIU, and as the one who sets its stage.
+//!
+//! CRIU takes milliseconds to start, so that one waits for the next box that is to be restored. What it needs of that box's,
+//! foremost the home, is mounted into its namespace by another launcher when it is known.
 
 use std::fs;
 use std::io;
@@ -9,7 +12,7 @@ use rustix::mount::MountFlags;
 
 use super::{Failure, Report, Spec, Step, bind, report, rootfs};
 
-/// Where a home is mounted for CRIU to restore a box on, in the launcher's own mount namespace.
+/// Where a home is mounted for CRIU to restore a box on, in a mount namespace of its own.
 pub(crate) const STAGED_ROOT: &str = "/tmp/root";
 /// Where it finds the box's guest.
 pub(crate) const STAGED_GUEST: &str = "/tmp/guest";
@@ -19,43 +22,10 @@ pub(crate) fn staged_volume(number: usize) -> String {
     format!("/tmp/volume-{number}")
 }
 
-pub(super) fn execute(
-    command: &[PathBuf],
-    knowledge: Option<&Path>,
-    guest: Option<&Path>,
-    user: u32,
-    spec: &Spec,
-) -> Result<(), Failure> {
-    use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
+pub(super) fn execute(command: &[PathBuf], knowledge: Option<&Path>, user: u32) -> Result<(), Failure> {
     let knowledge = knowledge.and_then(|path| fs::read(path).ok());
     dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;
-    let mounts = match guest {
-        Some(guest) => {
-            let home = bind(&spec.home, NODEV, NOSUID).step("bind the home")?;
-            let ids = dorm_sys::namespace::user_namespace(spec.uid_base).step("make a user namespace")?;
-            home.map_ids(ids.as_fd()).step("map the ids of the home")?;
-            let mut volumes = Vec::new();
-            for volume in &spec.volumes {
-                let bound = bind(&volume.source, NODEV, NOSUID).step("bind a volume")?;
-                bound.map_ids(ids.as_fd()).step("map the ids of a volume")?;
-                volumes.push(bound);
-            }
-            let guest = bind(guest, RDONLY | NOSUID | NODEV, NOEXEC).step("bind the guest")?;
-            Some((home, guest, volumes))
-        }
-        None => None,
-    };
     rootfs::stage().step("make a place for the root filesystem")?;
-    if let Some((home, guest, volumes)) = mounts {
-        for (number, volume) in volumes.into_iter().enumerate() {
-            let at = staged_volume(number);
-            fs::create_dir(&at).step("attach a volume")?;
-            volume.attach(&at).step("attach a volume")?;
-        }
-        home.attach(STAGED_ROOT).step("attach the home")?;
-        fs::File::create(STAGED_GUEST).step("attach the guest")?;
-        guest.attach(STAGED_GUEST).step("attach the guest")?;
-    }
     rustix::mount::mount(
         "tmpfs",
         "/run",
@@ -74,6 +44,32 @@ pub(super) fn execute(
     }
     report(&Report::Executing);
     Err(exec(command)).step("execute criu")
+}
+
+/// Mounts the home, the guest and the volumes of a box in the namespace of the process `criu`.
+pub(super) fn stage(criu: i32, guest: &Path, spec: &Spec) -> Result<(), Failure> {
+    use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
+    let home = bind(&spec.home, NODEV, NOSUID).step("bind the home")?;
+    let ids = dorm_sys::namespace::user_namespace(spec.uid_base).step("make a user namespace")?;
+    home.map_ids(ids.as_fd()).step("map the ids of the home")?;
+    let mut volumes = Vec::new();
+    for volume in &spec.volumes {
+        let bound = bind(&volume.source, NODEV, NOSUID).step("bind a volume")?;
+        bound.map_ids(ids.as_fd()).step("map the ids of a volume")?;
+        volumes.push(bound);
+    }
+    let guest = bind(guest, RDONLY | NOSUID | NODEV, NOEXEC).step("bind the guest")?;
+
+    let namespace = dorm_sys::namespace::open(criu, "mnt").step("find criu")?;
+    dorm_sys::namespace::enter_mounts(namespace.as_fd()).step("go to criu")?;
+    for (number, volume) in volumes.into_iter().enumerate() {
+        let at = staged_volume(number);
+        fs::create_dir(&at).step("attach a volume")?;
+        volume.attach(&at).step("attach a volume")?;
+    }
+    home.attach(STAGED_ROOT).step("attach the home")?;
+    fs::File::create(STAGED_GUEST).step("attach the guest")?;
+    guest.attach(STAGED_GUEST).step("attach the guest")
 }
 
 fn exec(command: &[PathBuf]) -> io::Error {
