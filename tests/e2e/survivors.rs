@@ -226,6 +226,7 @@ assert 1000 < left.first <= 5000, left.first
 assert any(fd == near for fd, _ in epoll.poll(30))
 while len(rung) < 2:
     signal.pause()
+signal.setitimer(signal.ITIMER_REAL, 0)
 assert signal.sigpending() == {signal.SIGUSR1, signal.SIGUSR2}, signal.sigpending()
 assert struct.unpack_from('I', os.read(signals, 128))[0] == signal.SIGUSR2
 "#,

@@ -6,6 +6,7 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use dorm_engine::engines::Engines;
@@ -14,6 +15,7 @@ use dorm_engine::host;
 use dorm_server::ServeError;
 use dorm_server::config::NetworkRange;
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, test_kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
@@ -21,6 +23,9 @@ use tracing_subscriber::EnvFilter;
 use crate::config::{LogFormat, Settings};
 use crate::exit::{Exit, Failure};
 use crate::notify;
+
+/// How long a lock whose holder is gone is waited for.
+const HANDOVER: Duration = Duration::from_secs(10);
 
 /// Held for as long as the daemon lives; the kernel gives it up with the process.
 pub(crate) struct Lock(#[expect(dead_code, reason = "it is held, not used")] File);
@@ -35,29 +40,44 @@ pub(crate) fn lock(data: &Path) -> Result<Lock> {
         .mode(0o600)
         .open(&path)
         .with_context(|| format!("cannot open {}", path.display()))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            let mut holder = String::new();
-            // Without its pid the refusal still says enough.
-            let _ = file.read_to_string(&mut holder);
-            let holder = match holder.trim() {
-                "" => "another daemon".to_owned(),
-                pid => format!("the daemon with pid {pid}"),
-            };
-            return Err(Failure::new(
-                Exit::Conflict,
-                format!("{} is in use by {holder}", data.display()),
-            )
-            .hint("stop that one first, or choose another directory with --data")
-            .into());
+    let patience = Instant::now() + HANDOVER;
+    while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        if error != rustix::io::Errno::WOULDBLOCK {
+            return Err(anyhow::Error::new(error).context(format!("cannot lock {}", path.display())));
         }
-        Err(e) => return Err(anyhow::Error::new(e).context(format!("cannot lock {}", path.display()))),
+        let holder = holder(&mut file);
+        // A daemon that has died leaves the lock for a moment to a process that it was just starting.
+        if holder.is_some_and(is_gone) && Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(5));
+            continue;
+        }
+        let holder = match holder {
+            Some(pid) => format!("the daemon with pid {}", pid.as_raw_nonzero()),
+            None => "another daemon".to_owned(),
+        };
+        return Err(Failure::new(
+            Exit::Conflict,
+            format!("{} is in use by {holder}", data.display()),
+        )
+        .hint("stop that one first, or choose another directory with --data")
+        .into());
     }
     file.rewind()?;
     file.set_len(0)?;
     writeln!(file, "{}", std::process::id())?;
     Ok(Lock(file))
+}
+
+fn holder(lock: &mut File) -> Option<Pid> {
+    let mut pid = String::new();
+    lock.rewind()
+        .and_then(|()| lock.read_to_string(&mut pid).map(drop))
+        .ok()?;
+    Pid::from_raw(pid.trim().parse().ok()?)
+}
+
+fn is_gone(pid: Pid) -> bool {
+    test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
 }
 
 fn need_root() -> Result<()> {

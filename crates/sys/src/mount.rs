@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags};
@@ -97,5 +97,58 @@ impl Detached {
 impl AsFd for Detached {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// A mount that the calling process sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mounted {
+    pub at: PathBuf,
+    /// The type of its filesystem.
+    pub kind: String,
+    pub source: PathBuf,
+}
+
+/// Every mount that the calling process sees, those below others after them.
+pub fn mounted() -> io::Result<Vec<Mounted>> {
+    let lines = std::fs::read_to_string("/proc/self/mountinfo")?;
+    Ok(lines.lines().map(read_mount).collect())
+}
+
+fn read_mount(line: &str) -> Mounted {
+    let mut fields = line.split(' ');
+    let at = fields.by_ref().nth(4).unwrap_or_default();
+    let mut rest = fields.skip_while(|field| *field != "-").skip(1);
+    let (kind, source) = (rest.next().unwrap_or_default(), rest.next().unwrap_or_default());
+    Mounted {
+        at: unescape(at).into(),
+        kind: kind.to_owned(),
+        source: unescape(source).into(),
+    }
+}
+
+/// Blanks and the like are written as three octal digits.
+fn unescape(field: &str) -> String {
+    ["040", "011", "012", "134"]
+        .iter()
+        .fold(field.to_owned(), |text, code| {
+            let byte = u8::from_str_radix(code, 8).unwrap_or(b'?') as char;
+            text.replace(&format!("\\{code}"), &byte.to_string())
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_is_read_with_optional_fields_and_blanks() {
+        let line = r"29 1 0:26 / /with\040blank rw shared:1 master:2 - btrfs /dev/loop\0117 rw,x";
+        let read = read_mount(line);
+        assert_eq!(read.at, Path::new("/with blank"));
+        assert_eq!(
+            (read.kind.as_str(), read.source.as_path()),
+            ("btrfs", Path::new("/dev/loop\t7"))
+        );
     }
 }

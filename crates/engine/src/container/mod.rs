@@ -52,7 +52,10 @@ impl Container {
         Spares::sweep(&host.cgroups);
         let spares = |part| Spares::new(host.launcher.clone(), host.cgroups.clone(), part);
         Ok(Self {
-            criu_spares: criu.as_ref().ok().map(|criu| spares(Part::Criu(criu.job(0)))),
+            criu_spares: criu
+                .as_ref()
+                .ok()
+                .map(|criu| spares(Part::Criu(criu.job_ahead()))),
             criu,
             spares: spares(Part::Launcher(filter)),
             host,

@@ -170,12 +170,23 @@ impl Criu {
         })
     }
 
-    /// Becomes CRIU, as the user `user`.
-    pub(crate) fn job(&self, user: u32) -> Job {
+    /// For a launcher that is to become CRIU, as the user `user`.
+    fn job(&self, user: u32) -> Job {
         Job::Criu {
             command: self.command.clone(),
             knowledge: self.knowledge.clone(),
             user,
+            ahead: false,
+        }
+    }
+
+    /// The same, long before there is something to restore.
+    pub(crate) fn job_ahead(&self) -> Job {
+        Job::Criu {
+            command: self.command.clone(),
+            knowledge: self.knowledge.clone(),
+            user: 0,
+            ahead: true,
         }
     }
 

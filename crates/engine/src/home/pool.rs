@@ -236,17 +236,9 @@ fn device_below(directory: &Path) -> io::Result<PathBuf> {
 
 /// Where a btrfs is mounted, and from what.
 fn btrfs_mounts() -> io::Result<Vec<(PathBuf, PathBuf)>> {
-    let mut mounts = Vec::new();
-    for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
-        let mut fields = line.split(' ');
-        let at = fields.by_ref().nth(4).unwrap_or_default();
-        let mut rest = fields.skip_while(|f| *f != "-").skip(1);
-        let (kind, source) = (rest.next().unwrap_or_default(), rest.next().unwrap_or_default());
-        if kind == "btrfs" {
-            mounts.push((PathBuf::from(unescape(at)), PathBuf::from(unescape(source))));
-        }
-    }
-    Ok(mounts)
+    let mounts = dorm_sys::mount::mounted()?.into_iter();
+    let btrfs = mounts.filter(|mount| mount.kind == "btrfs");
+    Ok(btrfs.map(|mount| (mount.at, mount.source)).collect())
 }
 
 /// The disk that `device` is a partition of, or itself: the kernel limits whole disks alone.
@@ -259,16 +251,6 @@ fn whole_disk(devices: &Path, device: (u32, u32)) -> io::Result<(u32, u32)> {
     let numbers = disk.trim().split_once(':');
     let numbers = numbers.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
     numbers.ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
-/// mountinfo writes blanks and the like as three octal digits.
-fn unescape(field: &str) -> String {
-    ["040", "011", "012", "134"]
-        .iter()
-        .fold(field.to_owned(), |text, code| {
-            let byte = u8::from_str_radix(code, 8).unwrap_or(b'?') as char;
-            text.replace(&format!("\\{code}"), &byte.to_string())
-        })
 }
 
 #[cfg(test)]

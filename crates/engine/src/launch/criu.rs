@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use rustix::mount::MountFlags;
+use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::{Failure, Report, Spec, Step, bind, report, rootfs};
 
@@ -22,10 +22,21 @@ pub(crate) fn staged_volume(number: usize) -> String {
     format!("/tmp/volume-{number}")
 }
 
-pub(super) fn execute(command: &[PathBuf], knowledge: Option<&Path>, user: u32) -> Result<(), Failure> {
+/// Directories that CRIU, or a program that it starts, looks into.
+const NEEDED: [&str; 8] = ["/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sys", "/usr"];
+
+pub(super) fn execute(
+    command: &[PathBuf],
+    knowledge: Option<&Path>,
+    user: u32,
+    ahead: bool,
+) -> Result<(), Failure> {
     let knowledge = knowledge.and_then(|path| fs::read(path).ok());
     dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;
     rootfs::stage().step("make a place for the root filesystem")?;
+    if ahead {
+        let_go(command).step("let other mounts go")?;
+    }
     rustix::mount::mount(
         "tmpfs",
         "/run",
@@ -44,6 +55,23 @@ pub(super) fn execute(command: &[PathBuf], knowledge: Option<&Path>, user: u32) 
     }
     report(&Report::Executing);
     Err(exec(command)).step("execute criu")
+}
+
+/// Lets go of all mounts but those that CRIU needs, so that nobody who unmounts one has to wait until this CRIU has been used.
+fn let_go(command: &[PathBuf]) -> io::Result<()> {
+    let needed: Vec<&Path> = NEEDED
+        .map(Path::new)
+        .into_iter()
+        .chain(command.iter().map(PathBuf::as_path))
+        .collect();
+    let staging = Path::new(STAGED_ROOT);
+    for mount in dorm_sys::mount::mounted()?.iter().rev() {
+        let keep = |path: &&Path| path.starts_with(&mount.at) || mount.at.starts_with(path);
+        if !needed.iter().any(keep) && !staging.starts_with(&mount.at) {
+            rustix::mount::unmount(&mount.at, UnmountFlags::DETACH)?;
+        }
+    }
+    Ok(())
 }
 
 /// Mounts the home, the guest and the volumes of a box in the namespace of the process `criu`.
@@ -80,6 +108,8 @@ fn exec(command: &[PathBuf]) -> io::Error {
     std::process::Command::new(program)
         .args(arguments)
         .args(["swrk", "0"])
+        // What it has to say of a call is in that call's log.
+        .stderr(std::process::Stdio::null())
         // Where it looks for what it knows of this kernel if it is not root.
         .env("XDG_RUNTIME_DIR", "/run")
         .env(

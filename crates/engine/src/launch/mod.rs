@@ -101,6 +101,8 @@ pub(crate) enum Job {
         knowledge: Option<PathBuf>,
         /// Who CRIU is, with root's capabilities: the owner of the user namespace that it looks into.
         user: u32,
+        /// Whether it will wait for something to do.
+        ahead: bool,
     },
     /// Give a CRIU that waits what it needs to restore a box on the home.
     Stage {
@@ -243,7 +245,8 @@ fn launch() -> Result<(), Failure> {
             command,
             knowledge,
             user,
-        } => return criu::execute(command, knowledge.as_deref(), *user),
+            ahead,
+        } => return criu::execute(command, knowledge.as_deref(), *user, *ahead),
         Job::Stage {
             criu: pid,
             guest,

@@ -167,8 +167,10 @@ impl Run {
 
     /// Signals the process, or its group; with a terminal, the group in the foreground.
     pub(crate) fn signal(&self, signal: i32, group: bool) -> Result<(), ConnectError> {
+        // As of one that was never there: clients take it for done.
+        let gone = || ConnectError::not_found(format!("run {} has ended", self.id));
         if !self.alive() {
-            return Err(self.gone());
+            return Err(gone());
         }
         let target = match &self.terminal {
             _ if !group => self.pid,
@@ -180,7 +182,7 @@ impl Run {
         };
         sys::kill(target, signal).map_err(|e| match e.raw_os_error() {
             Some(libc::EINVAL) => ConnectError::invalid_argument(format!("there is no signal {signal}")),
-            Some(libc::ESRCH) => self.gone(),
+            Some(libc::ESRCH) => gone(),
             _ => ConnectError::internal(format!("cannot send signal {signal}: {e}")),
         })
     }
