@@ -182,7 +182,7 @@ fn a_pool_in_a_file_is_mounted_again_after_a_reboot() -> Result<()> {
     let agent = server.agent("pooled")?;
     agent.sh("echo kept > ~/kept; sync")?.succeeded()?;
     server.simulate_reboot()?;
-    ensure!(server.remains.loops().is_empty() && server.remains.homes().is_empty(), "the pool is still there");
+    ensure!(server.remains.lasting_loops().is_empty() && server.remains.homes().is_empty(), "the pool is still there");
     server.launch(&[])?;
     ensure!(agent.state()? == "stopped");
     ensure!(agent.sh_text("cat ~/kept")? == "kept");

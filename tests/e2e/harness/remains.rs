@@ -155,6 +155,12 @@ impl Remains {
         backed.filter_map(|d| d.file_name().into_string().ok()).collect()
     }
 
+    /// Loop devices that stay. A launcher of another daemon has every mount of the host for a moment, and with it the device.
+    pub(crate) fn lasting_loops(&self) -> Vec<String> {
+        let _ = eventually("loop devices go", || Ok(self.loops().is_empty().then_some(())));
+        self.loops()
+    }
+
     /// What is there of the box of agent `id`, in words; nothing once it is deleted.
     pub(crate) fn of_agent(&self, id: &str) -> Vec<String> {
         let mut found = self.of_box(id);
@@ -223,7 +229,11 @@ impl Remains {
         );
         found.extend(self.interfaces().iter().map(|name| format!("interface {name}")));
         found.extend(mounts_below(&self.data)?.iter().map(|at| format!("mount {at}")));
-        found.extend(self.loops().iter().map(|name| format!("loop device {name}")));
+        found.extend(
+            self.lasting_loops()
+                .iter()
+                .map(|name| format!("loop device {name}")),
+        );
         found.extend(
             names_in(&self.data.join("tmp"))
                 .iter()
@@ -269,7 +279,8 @@ impl Remains {
             command("umount", &[&at])?;
         }
         for device in self.loops() {
-            command("losetup", &["--detach", &format!("/dev/{device}")])?;
+            // It may go by itself in this moment.
+            let _ = command("losetup", &["--detach", &format!("/dev/{device}")]);
         }
         Ok(())
     }

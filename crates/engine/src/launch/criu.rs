@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
 use super::{Failure, Report, Spec, Step, bind, report, rootfs};
 
@@ -33,10 +33,10 @@ pub(super) fn execute(
 ) -> Result<(), Failure> {
     let knowledge = knowledge.and_then(|path| fs::read(path).ok());
     dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;
-    rootfs::stage().step("make a place for the root filesystem")?;
     if ahead {
         let_go(command).step("let other mounts go")?;
     }
+    rootfs::stage().step("make a place for the root filesystem")?;
     rustix::mount::mount(
         "tmpfs",
         "/run",
@@ -64,11 +64,12 @@ fn let_go(command: &[PathBuf]) -> io::Result<()> {
         .into_iter()
         .chain(command.iter().map(PathBuf::as_path))
         .collect();
-    let staging = Path::new(STAGED_ROOT);
+    rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
     for mount in dorm_sys::mount::mounted()?.iter().rev() {
         let keep = |path: &&Path| path.starts_with(&mount.at) || mount.at.starts_with(path);
-        if !needed.iter().any(keep) && !staging.starts_with(&mount.at) {
-            rustix::mount::unmount(&mount.at, UnmountFlags::DETACH)?;
+        if !needed.iter().any(keep) {
+            // One that is hidden below another cannot be named.
+            let _ = rustix::mount::unmount(&mount.at, UnmountFlags::DETACH);
         }
     }
     Ok(())
