@@ -1,11 +1,8 @@
 //! The unmodified E2B SDKs against a real server. What they are to do is in `sdk/`, in their own languages.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use anyhow::Result;
 
-use anyhow::{Context, Result, ensure};
-
-use crate::harness::{self, Server};
+use crate::harness::{self, Sdk, Server, run_script as run};
 
 harness::tests![
     the_python_sdk_creates_finds_pauses_and_kills_sandboxes,
@@ -24,68 +21,6 @@ harness::tests![
     a_template_is_built_from_an_imported_image,
     a_build_whose_daemon_is_killed_leaves_no_template_and_says_so,
 ];
-
-fn scripts() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/sdk")
-}
-
-/// Where `scripts/setup-sdks` has put the SDKs.
-fn sdks() -> Result<PathBuf> {
-    let set_up = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/setup-sdks");
-    let output = Command::new(set_up).output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
-}
-
-/// Which SDK a script is for.
-pub(crate) enum Sdk {
-    Python,
-    OldPython,
-    Node,
-}
-
-pub(crate) fn command(sdk: &Sdk, script: &str) -> Result<Command> {
-    let sdks = sdks()?;
-    let script = scripts().join(script);
-    Ok(match sdk {
-        Sdk::Python | Sdk::OldPython => {
-            let venv = if matches!(sdk, Sdk::Python) { "python" } else { "python-old" };
-            let mut command = Command::new(sdks.join(venv).join("bin/python"));
-            command.arg("-B").arg(script);
-            command
-        }
-        Sdk::Node => {
-            // A module is looked for beside the script that imports it: it lies where the SDK is.
-            let copy = sdks.join("node").join(format!("run-{}", std::process::id()));
-            std::fs::create_dir_all(&copy)?;
-            for entry in std::fs::read_dir(scripts())? {
-                let path = entry?.path();
-                if path.extension().is_some_and(|extension| extension == "mjs") {
-                    std::fs::copy(&path, copy.join(path.file_name().context("a script has a name")?))?;
-                }
-            }
-            let mut command = Command::new(sdks.join("node/program"));
-            command.arg(copy.join(script.file_name().context("a script has a name")?));
-            command
-        }
-    })
-}
-
-/// Runs a script against the server, which must succeed; gives what it printed.
-fn run(server: &Server, sdk: &Sdk, script: &str, args: &[&str]) -> Result<String> {
-    let key = std::fs::read_to_string(server.data.join("api-key"))?;
-    let mut command = command(sdk, script)?;
-    command
-        .args(args)
-        .env_clear()
-        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
-        .env("PYTHONFAULTHANDLER", "1")
-        .env("E2B_API_URL", &server.url)
-        .env("E2B_SANDBOX_URL", &server.url)
-        .env("E2B_VOLUME_API_URL", &server.url)
-        .env("E2B_API_KEY", key.trim());
-    harness::run(command, b"")?.text()
-}
 
 fn python(script: &str) -> Result<()> {
     let server = Server::shared()?;

@@ -22,7 +22,7 @@ macro_rules! features {
 }
 
 features![
-    agents, api, clocks, crash, docs, e2b, exec, files, hibernate, isolation, limits, matrix, network,
+    agents, api, clocks, code, crash, docs, e2b, exec, files, hibernate, isolation, limits, matrix, network,
     policy, ports, runner, scale, sleep, streams, survivors, templates, tls, volumes, workloads
 ];
 

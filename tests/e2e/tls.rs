@@ -10,8 +10,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use crate::e2b::{self, Sdk};
-use crate::harness::{self, Options, Server};
+use crate::harness::{self, Sdk, Options, Server};
 
 harness::tests![
     https_is_spoken_and_http_is_told_so,
@@ -204,7 +203,7 @@ fn the_e2b_sdks_need_a_domain_and_nothing_else() -> Result<()> {
     ];
     for (sdk, script) in scripts {
         let mut command = in_domain(&server)?;
-        let program = e2b::command(&sdk, script)?;
+        let program = harness::script_command(&sdk, script)?;
         command.arg(program.get_program()).args(program.get_args());
         command
             .env("PYTHONFAULTHANDLER", "1")

@@ -12,8 +12,58 @@ use serde::Deserialize;
 
 use crate::exit::{Exit, Failure};
 
-/// The recipe of `base`, which comes with the binary.
-const BASE: &str = include_str!("recipes/base.toml");
+/// Recipes that come with the binary, by the template's name.
+const BUILT_IN: [(&str, &str); 2] = [
+    ("base", include_str!("recipes/base.toml")),
+    (
+        "code-interpreter-v1",
+        include_str!("recipes/code-interpreter-v1.toml"),
+    ),
+];
+
+macro_rules! embedded {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("recipes/", $name)))),*]
+    };
+}
+
+/// What they name as `source`.
+const EMBEDDED: &[(&str, &str)] = embedded![
+    "code-interpreter-v1/charts.py",
+    "code-interpreter-v1/contexts.py",
+    "code-interpreter-v1/kernel.js",
+    "code-interpreter-v1/kernel_ipython.py",
+    "code-interpreter-v1/kernel_pipes.py",
+    "code-interpreter-v1/languages.py",
+    "code-interpreter-v1/outputs.py",
+    "code-interpreter-v1/requirements.txt",
+    "code-interpreter-v1/server.py",
+    "code-interpreter-v1/start.sh",
+    "code-interpreter-v1/startup.py",
+];
+
+/// Where the files lie that a recipe names.
+#[derive(Clone, Copy)]
+enum Beside<'a> {
+    Folder(&'a Path),
+    Binary,
+}
+
+impl Beside<'_> {
+    fn read(self, source: &str) -> Result<Vec<u8>> {
+        match self {
+            Self::Folder(folder) => {
+                let source = folder.join(source);
+                std::fs::read(&source).with_context(|| format!("cannot read {}", source.display()))
+            }
+            Self::Binary => {
+                let found = EMBEDDED.iter().find(|(name, _)| *name == source);
+                let (_, content) = found.with_context(|| format!("{source} does not come with dorm"))?;
+                Ok(content.as_bytes().to_owned())
+            }
+        }
+    }
+}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -44,8 +94,14 @@ struct WrittenFile {
     owner: Option<String>,
 }
 
-pub(crate) fn base() -> Result<Recipe> {
-    parse(BASE, "base.toml", Path::new("."))
+/// The recipe that comes with dorm for a template of this name.
+pub(crate) fn built_in(name: &str) -> Option<Result<Recipe>> {
+    let (_, text) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name)?;
+    Some(parse(text, name, Beside::Binary))
+}
+
+pub(crate) fn built_in_names() -> impl Iterator<Item = &'static str> {
+    BUILT_IN.iter().map(|(name, _)| *name)
 }
 
 pub(crate) fn read(path: &Path) -> Result<Recipe> {
@@ -60,11 +116,11 @@ pub(crate) fn read(path: &Path) -> Result<Recipe> {
     parse(
         &text,
         &path.display().to_string(),
-        path.parent().unwrap_or(Path::new(".")),
+        Beside::Folder(path.parent().unwrap_or(Path::new("."))),
     )
 }
 
-fn parse(text: &str, name: &str, folder: &Path) -> Result<Recipe> {
+fn parse(text: &str, name: &str, beside: Beside<'_>) -> Result<Recipe> {
     let written: Written = toml::from_str(text).map_err(|e| {
         Failure::new(Exit::Usage, format!("{name} is not a recipe"))
             .cause(anyhow::anyhow!("{}", e.to_string().trim_end()))
@@ -73,7 +129,7 @@ fn parse(text: &str, name: &str, folder: &Path) -> Result<Recipe> {
     let files = written
         .files
         .into_iter()
-        .map(|file| inline(file, folder))
+        .map(|file| inline(file, beside))
         .collect::<Result<_>>()?;
     Ok(Recipe {
         from: written.from,
@@ -87,12 +143,11 @@ fn parse(text: &str, name: &str, folder: &Path) -> Result<Recipe> {
     })
 }
 
-fn inline(file: WrittenFile, folder: &Path) -> Result<RecipeFile> {
+fn inline(file: WrittenFile, beside: Beside<'_>) -> Result<RecipeFile> {
     let content = match (&file.source, file.content) {
         (Some(source), None) => {
-            let source = folder.join(source);
-            std::fs::read(&source)
-                .with_context(|| format!("cannot read {} for {}", source.display(), file.path))?
+            let read = beside.read(source);
+            read.with_context(|| format!("a file of the recipe, {}, is not to be had", file.path))?
         }
         (None, Some(content)) => content.into_bytes(),
         _ => {
@@ -117,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_base_recipe_is_one() {
-        let recipe = base().unwrap();
+        let recipe = built_in("base").unwrap().unwrap();
         assert_eq!(recipe.from, "debian:bookworm");
         assert_eq!(recipe.user.as_deref(), Some("user"));
         for package in [
@@ -136,12 +191,20 @@ mod tests {
     }
 
     #[test]
+    fn the_code_interpreter_has_all_of_its_files() {
+        let recipe = built_in("code-interpreter-v1").unwrap().unwrap();
+        assert_eq!(recipe.from, "base");
+        assert_eq!(recipe.files.len(), EMBEDDED.len());
+        assert!(recipe.files.iter().all(|file| !file.content.is_empty()));
+    }
+
+    #[test]
     fn files_are_sent_along() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("motd"), "hello").unwrap();
         let text = "from = \"base\"\n[[files]]\npath = \"/etc/motd\"\nsource = \"motd\"\nmode = \"0600\"\n\
                     [[files]]\npath = \"/etc/issue\"\ncontent = \"hi\"\n";
-        let recipe = parse(text, "r.toml", folder.path()).unwrap();
+        let recipe = parse(text, "r.toml", Beside::Folder(folder.path())).unwrap();
         assert_eq!(
             (recipe.files[0].content.as_str(), recipe.files[0].mode.as_deref()),
             ("aGVsbG8=", Some("0600"))
@@ -151,7 +214,7 @@ mod tests {
 
     #[test]
     fn an_unknown_key_is_named_with_its_line() {
-        let error = parse("from = \"base\"\n\npackages = []\n", "r.toml", Path::new(".")).unwrap_err();
+        let error = parse("from = \"base\"\n\npackages = []\n", "r.toml", Beside::Binary).unwrap_err();
         let text = format!("{error:#}");
         assert!(text.contains("packages") && text.contains("line 3"), "{text}");
     }
@@ -161,7 +224,7 @@ mod tests {
         let error = parse(
             "from = \"base\"\n[[files]]\npath = \"/a\"\n",
             "r.toml",
-            Path::new("."),
+            Beside::Binary,
         )
         .unwrap_err();
         assert_eq!(

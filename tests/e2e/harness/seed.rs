@@ -1,6 +1,6 @@
 //! The `base` template, made once for the whole run: by the daemon itself, in a data directory that all others
-//! begin as copies of. Between runs the daemon's own template cache keeps it, and `workloads` too, which only the
-//! server for it has.
+//! begin as copies of. Between runs the daemon's own template cache keeps it, and `workloads` and
+//! `code-interpreter-v1` too, which only the servers for them have.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -65,6 +65,19 @@ pub(super) fn workloads() -> Result<Server> {
     )?;
     let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/harness/workloads.toml");
     build(&server, &["workloads", "-f", path(&recipe)])?;
+    Ok(server)
+}
+
+/// A server that has the template `code-interpreter-v1` too, by the recipe that comes with dorm.
+pub(super) fn code_interpreter() -> Result<Server> {
+    let server = Server::with(
+        "code",
+        &Options {
+            builds: true,
+            ..Options::default()
+        },
+    )?;
+    build(&server, &["code-interpreter-v1"])?;
     Ok(server)
 }
 

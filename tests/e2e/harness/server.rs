@@ -52,6 +52,7 @@ pub(crate) struct Server {
 
 static SHARED: OnceLock<Result<Arc<Server>, String>> = OnceLock::new();
 static WORKLOADS: OnceLock<Result<Arc<Server>, String>> = OnceLock::new();
+static CODE_INTERPRETER: OnceLock<Result<Arc<Server>, String>> = OnceLock::new();
 static LOGS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 impl Server {
@@ -63,6 +64,11 @@ impl Server {
     /// The server whose agents may be made of the template `workloads`.
     pub(crate) fn with_workloads() -> Result<Arc<Server>> {
         Self::one_of(&WORKLOADS, seed::workloads)
+    }
+
+    /// The server whose sandboxes may be code interpreters.
+    pub(crate) fn with_code_interpreter() -> Result<Arc<Server>> {
+        Self::one_of(&CODE_INTERPRETER, seed::code_interpreter)
     }
 
     fn one_of(
@@ -303,7 +309,9 @@ impl Server {
 
     /// Ends the shared servers, as far as they were ever needed.
     pub(crate) fn finish_shared() -> Vec<String> {
-        let started = [&SHARED, &WORKLOADS].into_iter().filter_map(OnceLock::get);
+        let started = [&SHARED, &WORKLOADS, &CODE_INTERPRETER]
+            .into_iter()
+            .filter_map(OnceLock::get);
         started
             .flatten()
             .flat_map(|server| server.finish().unwrap_or_else(|e| vec![format!("{e:#}")]))

@@ -205,7 +205,9 @@ async fn base(state: &AppState, workspace: &Workspace, wanted: &str) -> Result<B
         Ok(template) => Ok(Base::Template(Box::new(template))),
         Err(StoreError::NotFound { .. }) => Err(Error::new(
             StatusCode::NOT_FOUND,
-            format!("template {wanted:?} not found; `dorm template ls` shows what there is"),
+            format!(
+                "template {wanted:?} not found; `dorm template ls` shows what there is, `dorm template build` makes one"
+            ),
         )),
         Err(error) => Err(error.into()),
     }

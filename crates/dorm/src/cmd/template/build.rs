@@ -27,7 +27,7 @@ use crate::recipe;
     content = \"hello\\n\"
     mode = \"0644\"
 
-`dorm template build base` needs no file: its recipe comes with dorm."
+`dorm template build base` and `dorm template build code-interpreter-v1` need no file: their recipes come with dorm."
 )]
 pub(crate) struct Args {
     name: String,
@@ -45,11 +45,15 @@ pub(crate) struct Args {
 pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
     let recipe = match &args.file {
         Some(file) => recipe::read(file)?,
-        None if args.name == "base" => recipe::base()?,
-        None => {
-            let missing = Failure::new(Exit::Usage, format!("there is no recipe for {}", args.name));
-            return Err(missing.hint("name one with -f recipe.toml").into());
-        }
+        None => match recipe::built_in(&args.name) {
+            Some(recipe) => recipe?,
+            None => {
+                let missing = Failure::new(Exit::Usage, format!("there is no recipe for {}", args.name));
+                let names: Vec<_> = recipe::built_in_names().collect();
+                let hint = format!("name one with -f recipe.toml; {} need none", names.join(" and "));
+                return Err(missing.hint(hint).into());
+            }
+        },
     };
     let client = global.client()?;
     let request = client
