@@ -22,8 +22,8 @@ macro_rules! features {
 }
 
 features![
-    agents, api, clocks, code, crash, docs, e2b, exec, files, hibernate, isolation, limits, matrix, network,
-    policy, ports, runner, scale, sleep, streams, survivors, templates, tls, volumes, workloads
+    agents, api, clocks, code, crash, docs, e2b, examples, exec, files, hibernate, isolation, limits, matrix,
+    network, policy, ports, runner, scale, sleep, streams, survivors, templates, tls, volumes, workloads
 ];
 
 const THREADS: usize = 3;

@@ -1,5 +1,6 @@
 //! Running scripts against a server with E2B's SDKs, which `scripts/setup-sdks` has installed.
 
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -38,7 +39,8 @@ fn node_scripts(sdks: &Path) -> Result<&'static Path> {
     let copy = || {
         let to = World::get().root.join("node");
         std::fs::create_dir(&to)?;
-        std::os::unix::fs::symlink(sdks.join("node/node_modules"), to.join("node_modules"))?;
+        symlink(sdks.join("node/node_modules"), to.join("node_modules"))?;
+        symlink(repository().join("examples/project"), to.join("project"))?;
         for folder in FOLDERS {
             for entry in std::fs::read_dir(repository().join(folder))? {
                 let path = entry?.path();
@@ -54,7 +56,7 @@ fn node_scripts(sdks: &Path) -> Result<&'static Path> {
 }
 
 /// Where scripts are.
-const FOLDERS: [&str; 1] = ["tests/e2e/sdk"];
+const FOLDERS: [&str; 2] = ["tests/e2e/sdk", "examples"];
 
 /// A program with a script as its first argument, ready to be started.
 pub(crate) fn script_command(sdk: &Sdk, script: &str) -> Result<Command> {

@@ -1,0 +1,7 @@
+import unittest
+
+import textkit
+
+
+class Textkit(unittest.TestCase):
+    pass
