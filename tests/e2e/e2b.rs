@@ -1,8 +1,8 @@
 //! The unmodified E2B SDKs against a real server. What they are to do is in `sdk/`, in their own languages.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
-use crate::harness::{self, Sdk, Server, run_script as run};
+use crate::harness::{self, Outside, Sdk, Server, run_script as run};
 
 harness::tests![
     the_python_sdk_creates_finds_pauses_and_kills_sandboxes,
@@ -15,6 +15,12 @@ harness::tests![
     the_javascript_sdk_creates_finds_pauses_and_kills_sandboxes,
     the_javascript_sdk_runs_commands_and_works_with_files,
     sandboxes_their_time_and_their_snapshots_survive_the_daemon,
+    the_asynchronous_python_sdk_keeps_volumes_and_works_with_git,
+    the_javascript_sdk_keeps_volumes_and_secrets,
+    secrets_reach_the_sandboxes_whose_environment_names_them,
+    the_network_of_a_sandbox_is_what_e2b_means_by_it,
+    many_clients_at_once_leave_nothing_behind,
+    every_public_method_of_the_sdks_is_exercised_or_named,
     the_python_sdk_builds_templates,
     the_asynchronous_python_sdk_builds_templates,
     the_javascript_sdk_builds_templates,
@@ -77,6 +83,42 @@ fn sandboxes_their_time_and_their_snapshots_survive_the_daemon() -> Result<()> {
     server.simulate_reboot()?;
     server.launch(&[])?;
     run(&server, &Sdk::Python, "restart.py", &["end", kept.trim()]).map(drop)
+}
+
+fn the_asynchronous_python_sdk_keeps_volumes_and_works_with_git() -> Result<()> {
+    python("volumes_async.py")?;
+    python("git_async.py")
+}
+
+fn the_javascript_sdk_keeps_volumes_and_secrets() -> Result<()> {
+    node("resources.mjs")
+}
+
+fn secrets_reach_the_sandboxes_whose_environment_names_them() -> Result<()> {
+    let server = Server::start()?;
+    run(&server, &Sdk::Python, "workspace_secrets.py", &[])?;
+    let log = server.log_text()?;
+    ensure!(!log.contains("hush") && log.contains("KEY"), "{log}");
+    Ok(())
+}
+
+fn the_network_of_a_sandbox_is_what_e2b_means_by_it() -> Result<()> {
+    let outside = Outside::get()?;
+    let (there, other) = (outside.listen(outside.public)?, outside.listen(outside.other)?);
+    let server = Server::start()?;
+    run(&server, &Sdk::Python, "network.py", &[&there.to_string(), &other.to_string()]).map(drop)
+}
+
+/// Two hundred are tried by hand: see docs/performance.md.
+fn many_clients_at_once_leave_nothing_behind() -> Result<()> {
+    let server = Server::start()?;
+    run(&server, &Sdk::Python, "parallel.py", &["20", "2"])?;
+    ensure!(server.json(&["ls"])?.as_array().is_some_and(Vec::is_empty), "{}", server.json(&["ls"])?);
+    Ok(())
+}
+
+fn every_public_method_of_the_sdks_is_exercised_or_named() -> Result<()> {
+    python("coverage.py")
 }
 
 /// Templates have names that all tests of a server share: these have servers of their own.

@@ -11,6 +11,7 @@ harness::tests![
     a_volume_that_is_mounted_cannot_be_deleted,
     a_volume_that_is_half_made_or_half_deleted_is_gone_after_the_next_start,
     an_agent_cannot_mount_what_is_not_there_or_where_it_must_not,
+    a_volume_holds_no_more_than_its_size,
 ];
 
 /// A volume, deleted at the end of the test.
@@ -131,4 +132,21 @@ fn an_agent_cannot_mount_what_is_not_there_or_where_it_must_not() -> Result<()> 
     }
     ensure!(!server.names()?.iter().any(|name| name == "refused"));
     Ok(())
+}
+
+fn a_volume_holds_no_more_than_its_size() -> Result<()> {
+    let server = Server::shared()?;
+    let made = server.json(&["volume", "create", "sized", "--size", "32M"])?;
+    let id = made["id"].as_str().context("a volume has an id")?.to_owned();
+    let volume = Volume { server: server.clone(), name: "sized".to_owned(), id };
+    ensure!(made["size"] == 32 << 20, "{made}");
+    let agent = server.agent_with("filler", &["--volume", &volume.at("/data")])?;
+    let filled = agent.sh("head -c 20M /dev/urandom > /data/a && head -c 20M /dev/urandom > /data/b; sync -f /data")?;
+    ensure!(filled.stderr.contains("quota") || filled.stderr.contains("space"), "{filled}");
+    // What is removed makes room again, and a home is not counted with it.
+    agent.sh("rm /data/*; sync -f /data; head -c 40M /dev/urandom > ~/c")?.succeeded()?;
+    harness::eventually("there is room again", || {
+        Ok((agent.sh("head -c 20M /dev/urandom > /data/a && sync -f /data")?.code == 0).then_some(()))
+    })?;
+    server.dorm(&["volume", "create", "tiny", "--size", "1K"])?.refused(1, &["size"])
 }

@@ -444,8 +444,8 @@ pub trait Homes: Send + Sync + 'static {
 
     async fn snapshots(&self) -> Result<Vec<Id>>;
 
-    /// Makes an empty volume, durably.
-    async fn create_volume(&self, volume: &Id) -> Result<()>;
+    /// Makes an empty volume that may hold `disk` bytes, durably.
+    async fn create_volume(&self, volume: &Id, disk: u64) -> Result<()>;
 
     /// Removes a volume that no box has mounted. Removing what is not there is no error.
     async fn delete_volume(&self, volume: &Id) -> Result<()>;

@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod names;
 pub mod proxy;
 pub mod records;
+mod secrets;
 mod serve;
 pub mod store;
 pub mod templates;

@@ -126,7 +126,14 @@ pub async fn serve(
         build_slots: build_slots.clone(),
     });
     let sandboxes = Sandboxes::open(store.clone(), registry.clone()).await?;
-    let volumes = Volumes::open(store.clone(), homes.clone(), registry.clone(), !is_new).await?;
+    let volumes = Volumes::open(
+        store.clone(),
+        homes.clone(),
+        registry.clone(),
+        config.defaults.disk,
+        !is_new,
+    )
+    .await?;
     let state = AppState::new(Shared {
         volumes,
         builds: Builds::open(store.clone()).await?,

@@ -18,11 +18,14 @@ use crate::store::{Store, StoreError};
 
 /// Of one agent: each is a mount that has to be handed to its box.
 const MAX_MOUNTS: usize = 16;
+const LEAST: u64 = 1 << 20;
 
 pub struct Volumes {
     store: Arc<dyn Store>,
     homes: Arc<dyn Homes>,
     registry: Arc<Registry>,
+    /// What one may hold unless more is asked for.
+    disk: u64,
     /// Held for reading while an agent is made that mounts one, and for writing while one is deleted.
     using: RwLock<()>,
 }
@@ -39,12 +42,14 @@ impl Volumes {
         store: Arc<dyn Store>,
         homes: Arc<dyn Homes>,
         registry: Arc<Registry>,
+        disk: u64,
         sweep: bool,
     ) -> Result<Arc<Self>, StoreError> {
         let volumes = Arc::new(Self {
             store,
             homes,
             registry,
+            disk,
             using: RwLock::default(),
         });
         if sweep && volumes.store.damage().await?.is_empty() {
@@ -68,8 +73,14 @@ impl Volumes {
         Ok(())
     }
 
-    pub(crate) async fn create(&self, workspace: &Workspace, name: &str) -> Result<VolumeRecord, ApiError> {
+    pub(crate) async fn create(
+        &self,
+        workspace: &Workspace,
+        name: &str,
+        size: Option<u64>,
+    ) -> Result<VolumeRecord, ApiError> {
         validate::name("a volume", name)?;
+        let size = validate::bytes("size", size, self.disk, LEAST)?;
         let record = VolumeRecord {
             id: Id::random(),
             workspace: workspace.clone(),
@@ -77,7 +88,7 @@ impl Volumes {
             created: now(),
         };
         self.homes
-            .create_volume(&record.id)
+            .create_volume(&record.id, size)
             .await
             .map_err(Trouble::engine("get a volume"))?;
         if let Err(error) = self.store.insert_volume(&record).await {

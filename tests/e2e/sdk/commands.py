@@ -51,6 +51,11 @@ with fails(CommandExitException):
     again.wait()
 assert box.commands.kill(sleeper.pid) is False
 
+# Input as it comes.
+head = box.commands.run("head -n 2", background=True, stdin=True, timeout=0)
+box.commands.stream_input(head.pid, iter(["one\n", b"two\n"]))
+assert head.wait().stdout == "one\ntwo\n"
+
 # A terminal.
 terminal = box.pty.create(PtySize(rows=24, cols=80), envs={"MARK": "here"}, cwd="/tmp", timeout=0)
 box.pty.resize(terminal.pid, PtySize(rows=40, cols=100))
@@ -68,6 +73,8 @@ terminal = box.pty.create(PtySize(rows=24, cols=80), timeout=0)
 terminal.disconnect()
 again = box.pty.connect(terminal.pid)
 assert again.pid == terminal.pid
+box.pty.stream_input(terminal.pid, iter([b"touch /tmp/", b"streamed\n"]))
+until("what was streamed is typed", lambda: box.files.exists("/tmp/streamed"))
 assert box.pty.kill(terminal.pid) is True
 until("the terminal is gone", lambda: box.pty.kill(terminal.pid) is False)
 

@@ -8,6 +8,7 @@ use super::each;
 use crate::cli::Global;
 use crate::client::encode;
 use crate::output::{self, Table, time};
+use crate::size::Size;
 
 /// Data that outlives agents: make, list and delete volumes
 #[derive(Debug, clap::Args)]
@@ -23,6 +24,9 @@ enum Verb {
     Create {
         /// Lowercase letters, digits and hyphens
         name: String,
+        /// What it may hold, as 20G; as much as a home if absent
+        #[arg(long, value_name = "SIZE")]
+        size: Option<Size>,
     },
     /// List volumes, and who mounts them
     Ls,
@@ -34,11 +38,19 @@ enum Verb {
     },
 }
 
+fn size(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "-".to_owned(), |bytes| Size(bytes).to_string())
+}
+
 pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
     let client = global.client()?;
     match args.verb {
-        Verb::Create { name } => {
-            let volume: Volume = client.post("/v1/volumes", &NewVolume { name }).await?;
+        Verb::Create { name, size } => {
+            let new = NewVolume {
+                name,
+                size: size.map(|size| size.0),
+            };
+            let volume: Volume = client.post("/v1/volumes", &new).await?;
             if global.json {
                 return output::json(&volume);
             }
@@ -49,11 +61,13 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
             if global.json {
                 return output::json(&volumes);
             }
-            let mut table = Table::new(["NAME", "ID", "CREATED", "AGENTS"]);
+            let mut table = Table::new(["NAME", "ID", "USED", "SIZE", "CREATED", "AGENTS"]);
             for volume in volumes {
                 table.row([
                     volume.name,
                     volume.id.to_string(),
+                    size(volume.used),
+                    size(volume.size),
                     time(volume.created),
                     volume.agents.join(", "),
                 ]);

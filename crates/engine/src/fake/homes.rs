@@ -290,7 +290,7 @@ impl Homes for FakeHomes {
         Ok(self.pool().snapshots.keys().cloned().collect())
     }
 
-    async fn create_volume(&self, volume: &Id) -> Result<()> {
+    async fn create_volume(&self, volume: &Id, _disk: u64) -> Result<()> {
         let directory = tempfile::tempdir().map_err(EngineError::io("cannot make the volume"))?;
         self.pool().volumes.insert(volume.clone(), directory);
         Ok(())

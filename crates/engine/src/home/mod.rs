@@ -287,7 +287,7 @@ impl Homes for Pool {
         self.blocking(|pool| pool.ids_in("snapshots")).await
     }
 
-    async fn create_volume(&self, volume: &Id) -> Result<()> {
+    async fn create_volume(&self, volume: &Id, disk: u64) -> Result<()> {
         let volume = volume.clone();
         self.blocking(move |pool| {
             use std::os::unix::fs::PermissionsExt;
@@ -295,6 +295,9 @@ impl Homes for Pool {
                 .map_err(pool.no_space_or("cannot make the volume"))?;
             // Whoever mounts it, as any user, may write.
             let path = pool.volume_path(&volume);
+            File::open(&path)
+                .and_then(|files| pool.limit(&files, &volume, disk))
+                .map_err(EngineError::io("cannot limit the volume"))?;
             fs::set_permissions(&path, fs::Permissions::from_mode(0o777))
                 .and_then(|()| btrfs::sync(&pool.filesystem.directory))
                 .map_err(EngineError::io("cannot open up the volume"))

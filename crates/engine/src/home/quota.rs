@@ -39,16 +39,22 @@ impl Pool {
 
     pub(super) fn measure(&self, id: &Id) -> Result<HomeUsage> {
         // A template shares what it holds with the homes made from it, and may share it with another template.
-        let (opened, measure) = match File::open(self.home_path(id)) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                (File::open(self.template_path(id)), "referenced")
+        let places = [
+            (self.home_path(id), "exclusive"),
+            (self.template_path(id), "referenced"),
+            (self.volume_path(id), "exclusive"),
+        ];
+        let mut found = None;
+        for (path, measure) in places {
+            match File::open(path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                opened => {
+                    found = Some((opened.map_err(EngineError::io("cannot open the home"))?, measure));
+                    break;
+                }
             }
-            home => (home, "exclusive"),
-        };
-        let home = match opened {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(EngineError::NoHome(id.clone())),
-            opened => opened.map_err(EngineError::io("cannot open the home"))?,
-        };
+        }
+        let (home, measure) = found.ok_or_else(|| EngineError::NoHome(id.clone()))?;
         let failed = || EngineError::io("cannot measure the home");
         let subvolume = Counted::Subvolume(btrfs::subvolume_id(home.as_fd()).map_err(failed())?);
         let in_group = Counted::Group(group(id));

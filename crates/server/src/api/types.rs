@@ -100,6 +100,9 @@ pub struct VolumeMount {
 pub struct NewVolume {
     /// 1 to 63 lowercase letters, digits and hyphens; starts with a letter.
     pub name: String,
+    /// Bytes that it may hold; as many as a home if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
 }
 
 /// Data that outlives agents.
@@ -111,6 +114,11 @@ pub struct Volume {
     pub created: i64,
     /// Names of the agents that mount it.
     pub agents: Vec<String>,
+    /// Bytes that it holds, and that it may hold, as far as they are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
 }
 
 /// What an agent may reach. What is allowed wins over what is denied; what is private or link-local, the host and other

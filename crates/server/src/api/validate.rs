@@ -100,7 +100,7 @@ fn millis(what: &str, seconds: Option<f64>) -> ApiResult<Option<u64>> {
     }
 }
 
-fn bytes(what: &str, asked: Option<u64>, default: u64, least: u64) -> ApiResult<u64> {
+pub(crate) fn bytes(what: &str, asked: Option<u64>, default: u64, least: u64) -> ApiResult<u64> {
     match asked {
         None => Ok(default),
         Some(bytes) if (least..=PIB).contains(&bytes) => Ok(bytes),

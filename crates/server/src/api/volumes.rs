@@ -18,8 +18,12 @@ pub(super) fn router() -> OpenApiRouter<AppState> {
         .routes(routes!(show, delete))
 }
 
-fn on_wire(state: &AppState, volume: VolumeRecord) -> Volume {
+async fn on_wire(state: &AppState, volume: VolumeRecord) -> Volume {
+    // One of an earlier daemon may have no limit.
+    let usage = state.homes.usage(&volume.id).await.ok();
     Volume {
+        used: usage.as_ref().map(|usage| usage.used),
+        size: usage.map(|usage| usage.limit).filter(|limit| *limit > 0),
         agents: state.volumes.users(&volume.id),
         id: volume.id,
         name: volume.name,
@@ -38,8 +42,8 @@ async fn create(
     Extension(workspace): Extension<Workspace>,
     Json(new): Json<NewVolume>,
 ) -> ApiResult<(StatusCode, Json<Volume>)> {
-    let volume = state.volumes.create(&workspace, &new.name).await?;
-    Ok((StatusCode::CREATED, Json(on_wire(&state, volume))))
+    let volume = state.volumes.create(&workspace, &new.name, new.size).await?;
+    Ok((StatusCode::CREATED, Json(on_wire(&state, volume).await)))
 }
 
 /// List volumes, by name
@@ -49,12 +53,11 @@ async fn list(
     Extension(workspace): Extension<Workspace>,
 ) -> ApiResult<Json<Vec<Volume>>> {
     let volumes = state.volumes.list(&workspace).await?;
-    Ok(Json(
-        volumes
-            .into_iter()
-            .map(|volume| on_wire(&state, volume))
-            .collect(),
-    ))
+    let mut listed = Vec::with_capacity(volumes.len());
+    for volume in volumes {
+        listed.push(on_wire(&state, volume).await);
+    }
+    Ok(Json(listed))
 }
 
 /// Show a volume
@@ -66,7 +69,7 @@ async fn show(
     Path(volume): Path<String>,
 ) -> ApiResult<Json<Volume>> {
     let volume = state.volumes.find(&workspace, &volume).await?;
-    Ok(Json(on_wire(&state, volume)))
+    Ok(Json(on_wire(&state, volume).await))
 }
 
 /// Delete a volume and what is in it

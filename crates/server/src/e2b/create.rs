@@ -88,6 +88,9 @@ async fn make(
     }
     let env = new.env_vars.unwrap_or_default();
     validate::env(&env)?;
+    if let Some(secret) = crate::secrets::missing(&*state.store, workspace, &env).await? {
+        return Err(Error::invalid(format!("envVars: secret {secret:?} not found")));
+    }
     let policy = network::Policy::read(new.network.as_ref(), new.allow_internet_access)?;
     let volumes = new.volume_mounts.unwrap_or_default();
     let wanted: Vec<_> = volumes

@@ -64,10 +64,10 @@ pub(super) async fn create(
     Body(new): Body<NewSecret>,
 ) -> Result<(StatusCode, axum::Json<Value>)> {
     check_value(&new.value)?;
-    let fits = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    let fits = |c: char| !c.is_control() && !"{}".contains(c);
     if !(1..=MAX_NAME).contains(&new.name.len()) || !new.name.chars().all(fits) {
         return Err(Error::invalid(format!(
-            "a secret's name is 1 to {MAX_NAME} letters, digits, dots, hyphens and underscores"
+            "a secret's name is 1 to {MAX_NAME} bytes, without braces"
         )));
     }
     let time = now();

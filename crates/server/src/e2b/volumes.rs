@@ -29,7 +29,7 @@ pub(super) async fn create(
     Extension(workspace): Extension<Workspace>,
     Body(new): Body<NewVolume>,
 ) -> Result<(StatusCode, axum::Json<Value>)> {
-    let volume = state.volumes.create(&workspace, &new.name).await?;
+    let volume = state.volumes.create(&workspace, &new.name, None).await?;
     Ok((StatusCode::CREATED, axum::Json(with_token(&state, &volume))))
 }
 

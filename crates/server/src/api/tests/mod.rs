@@ -91,7 +91,7 @@ impl Server {
             build_slots: build_slots.clone(),
         };
         let sandboxes = Sandboxes::open(store.clone(), registry.clone()).await.unwrap();
-        let volumes = Volumes::open(store.clone(), homes.clone(), registry.clone(), true);
+        let volumes = Volumes::open(store.clone(), homes.clone(), registry.clone(), 1 << 30, true);
         let state = AppState::new(Shared {
             volumes: volumes.await.unwrap(),
             builds: crate::e2b::Builds::open(store.clone()).await.unwrap(),

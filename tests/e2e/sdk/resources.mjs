@@ -1,0 +1,56 @@
+// Volumes and secrets of the JavaScript SDK.
+import assert from 'node:assert/strict'
+import { randomUUID } from 'node:crypto'
+import { Sandbox, Secret, Volume, VolumeNotFoundError, VolumePathNotFoundError } from 'e2b'
+
+const name = `v-${randomUUID().slice(0, 13)}`
+const volume = await Volume.create(name)
+assert.equal(volume.name, name)
+assert((await Volume.list()).some((one) => one.volumeId === volume.volumeId))
+assert.equal((await Volume.getInfo(volume.volumeId)).name, name)
+await assert.rejects(() => Volume.getInfo('nosuchvolumeanywhere'), VolumeNotFoundError)
+const again = await Volume.connect(volume.volumeId)
+const written = await again.writeFile('/hello.txt', 'hello ü')
+assert.deepEqual([written.name, written.path, written.size], ['hello.txt', '/hello.txt', 8])
+assert.equal(await volume.readFile('/hello.txt'), 'hello ü')
+assert.deepEqual(Buffer.from(await volume.readFile('/hello.txt', { format: 'bytes' })), Buffer.from('hello ü'))
+assert.equal(await (await volume.readFile('/hello.txt', { format: 'blob' })).text(), 'hello ü')
+const big = Buffer.alloc(10_000_000, 'abc')
+await volume.writeFile('big', new Blob([big]))
+let length = 0
+for await (const chunk of await volume.readFile('big', { format: 'stream' })) length += chunk.length
+assert.equal(length, big.length)
+const folder = await volume.makeDir('/a', { mode: 0o700 })
+assert.equal(folder.mode & 0o777, 0o700)
+await assert.rejects(() => volume.makeDir('/x/y'), VolumePathNotFoundError)
+await volume.makeDir('/x/y', { force: true })
+await volume.writeFile('/x/y/z', 'z', { uid: 0, gid: 0, mode: 0o600 })
+assert.equal((await volume.getInfo('/x/y/z')).uid, 0)
+assert.equal((await volume.updateMetadata('/x/y/z', { uid: 1000, mode: 0o640 })).mode & 0o777, 0o640)
+assert.deepEqual((await volume.list('/')).map((one) => one.path), ['/a', '/big', '/hello.txt', '/x'])
+assert((await volume.list('/', { depth: 3 })).some((one) => one.path === '/x/y/z'))
+await volume.remove('/x')
+assert(!(await volume.exists('/x/y/z')) && (await volume.exists('/a')))
+const box = await Sandbox.create({ volumeMounts: { '/data': volume } })
+assert.equal((await box.commands.run('cat /data/hello.txt; echo from the box > /data/box.txt')).stdout, 'hello ü')
+assert.equal(await volume.readFile('/box.txt'), 'from the box\n')
+await box.files.writeFiles([{ path: '/data/more', data: 'more' }])
+assert.equal(await volume.readFile('/more'), 'more')
+await box.kill()
+assert.equal(await Volume.destroy(volume.volumeId), true)
+assert.equal(await Volume.destroy(volume.volumeId), false)
+
+const secret = `js-${randomUUID()}`
+const made = await Secret.create(secret, 'first', { metadata: { for: 'tests' } })
+assert.equal(made.name, secret)
+assert((await Secret.list().nextItems()).some((one) => one.name === secret))
+assert.equal(await Secret.exists(secret), true)
+await Secret.update(secret, 'second')
+assert.equal((await Secret.getInfo(secret)).version, 2)
+const other = await Sandbox.create({ envs: { KEY: Secret.fill(secret) } })
+assert.equal((await other.commands.run('echo $KEY')).stdout, 'second\n')
+await other.kill()
+const token = Secret.iamToken({ audience: 'sts.example.com', tokenType: 'JWT-SVID' })
+await assert.rejects(() => Sandbox.create({ iam: { tokens: { aws: token } } }), /iam/)
+assert.equal(await Secret.destroy(secret), true)
+assert.equal(await Secret.exists(secret), false)
