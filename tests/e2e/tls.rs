@@ -198,6 +198,7 @@ fn the_e2b_sdks_need_a_domain_and_nothing_else() -> Result<()> {
     let scripts = [
         (Sdk::Python, "sandboxes.py"),
         (Sdk::Python, "files.py"),
+        (Sdk::Python, "templates_async.py"),
         (Sdk::OldPython, "old.py"),
         (Sdk::Node, "inside.mjs"),
     ];

@@ -42,9 +42,14 @@ impl Agent {
     /// Brings up a box with the policy that holds when it is up.
     pub(super) async fn with_box_spec<T>(&self, bring_up: impl AsyncFnOnce(BoxSpec) -> T) -> T {
         let _unchanging = self.network.order.lock().await;
+        bring_up(self.filled_spec().await).await
+    }
+
+    /// What a box is told, with the secrets that its environment speaks of.
+    pub(super) async fn filled_spec(&self) -> BoxSpec {
         let mut spec = self.box_spec();
         let (store, workspace) = (&*self.ctx.store, &self.profile.workspace);
         spec.boot.env = crate::secrets::fill(store, workspace, spec.boot.env).await;
-        bring_up(spec).await
+        spec
     }
 }
