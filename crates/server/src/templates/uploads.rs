@@ -7,15 +7,19 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use futures_util::Stream;
+use futures_util::{Stream, StreamExt as _};
 use serde::{Serialize, Serializer};
 
 use super::{Result, TemplateError, Templates};
 use crate::records::Workspace;
 
-/// How many, and how much, is kept for the next build; the newest always is.
+/// How many, and how much, is kept for the next build. No single one may be larger.
 const MOST: usize = 256;
 const MOST_BYTES: u64 = 8 << 30;
+
+#[derive(Debug, thiserror::Error)]
+#[error("it is larger than {} GiB", MOST_BYTES >> 30)]
+struct TooLarge;
 
 /// By the hash that the client gave it, which is all that tells one from another.
 #[derive(Debug, Clone)]
@@ -71,8 +75,7 @@ impl Uploads {
         let mut all = self.all();
         all.retain(|one| one.workspace != new.workspace || one.upload != new.upload);
         all.push(new);
-        while all.len() > 1 && (all.len() > MOST || all.iter().map(|one| one.size).sum::<u64>() > MOST_BYTES)
-        {
+        while all.len() > MOST || all.iter().map(|one| one.size).sum::<u64>() > MOST_BYTES {
             all.remove(0);
         }
     }
@@ -97,7 +100,19 @@ impl Templates {
     where
         E: std::error::Error + Send + Sync + 'static,
     {
-        let file = self.receive(length, body).await?;
+        let mut received = 0;
+        let limited = body.map(move |piece| {
+            let piece = piece.map_err(io::Error::other)?;
+            received += piece.len() as u64;
+            match received > MOST_BYTES {
+                true => Err(io::Error::other(TooLarge)),
+                false => Ok(piece),
+            }
+        });
+        if length.is_some_and(|length| length > MOST_BYTES) {
+            return Err(TemplateError::UploadBroken(TooLarge.into()));
+        }
+        let file = self.receive(length, limited).await?;
         let size = file
             .metadata()
             .map_err(TemplateError::io("measure the upload"))?
@@ -146,7 +161,7 @@ mod tests {
         assert_eq!(hashes(), ["b", "a"]);
         uploads.add(kept("c", MOST_BYTES - 1));
         assert_eq!(hashes(), ["c"]);
-        uploads.add(kept("d", MOST_BYTES * 2));
+        uploads.add(kept("d", MOST_BYTES));
         assert_eq!(hashes(), ["d"]);
     }
 

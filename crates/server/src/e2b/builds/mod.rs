@@ -27,9 +27,11 @@ mod uploads;
 pub(super) use routes::{request, start, status};
 pub(super) use uploads::{upload, upload_link};
 
-/// Builds that are remembered, and lines of each.
-const MAX_BUILDS: usize = 500;
-const MAX_LOG: usize = 20_000;
+/// Builds that are remembered, and how much of what each has said.
+const MAX_BUILDS: usize = 200;
+const MAX_LOG_BYTES: usize = 512 << 10;
+/// Of why a build failed.
+const MAX_REASON: usize = 16 << 10;
 /// Links to upload to that were not used yet.
 const MAX_LINKS: usize = 1000;
 
@@ -50,6 +52,7 @@ struct Known {
 struct Build {
     record: BuildRecord,
     log: Vec<Line>,
+    log_bytes: usize,
 }
 
 struct Line {
@@ -118,9 +121,14 @@ impl Builds {
                 text: reason.clone(),
             });
         }
-        let mut known = self.known();
-        known.order.push_back(record.id.clone());
-        known.builds.insert(record.id.clone(), Build { record, log });
+        let build = Build {
+            record,
+            log,
+            log_bytes: 0,
+        };
+        let (mut known, id) = (self.known(), build.record.id.clone());
+        known.order.push_back(id.clone());
+        known.builds.insert(id, build);
     }
 
     async fn add(&self, record: BuildRecord) -> Result<()> {
@@ -168,10 +176,20 @@ impl Builds {
                 }
             }
         };
-        Ok(self.store.save_build(&record).await?)
+        let saved = self.store.save_build(&record).await;
+        if saved.is_err()
+            && let Some(build) = self.known().builds.get_mut(id)
+        {
+            build.record.status = BuildStatus::Waiting;
+        }
+        Ok(saved?)
     }
 
     async fn end(&self, id: &str, outcome: Result<(), String>) {
+        let outcome = outcome.map_err(|mut reason| {
+            reason.truncate(reason.floor_char_boundary(MAX_REASON));
+            reason
+        });
         if let Err(reason) = &outcome {
             self.log(id, "error", reason.clone());
         }
@@ -199,8 +217,9 @@ impl Builds {
 
     fn log(&self, id: &str, level: &'static str, text: String) {
         if let Some(build) = self.known().builds.get_mut(id)
-            && (build.log.len() < MAX_LOG || level == "error")
+            && (build.log_bytes < MAX_LOG_BYTES || level == "error")
         {
+            build.log_bytes += text.len();
             build.log.push(Line {
                 time: now(),
                 level,

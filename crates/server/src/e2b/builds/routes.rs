@@ -100,23 +100,32 @@ pub(in crate::e2b) async fn start(
     let build = state.builds.get(&workspace, &id)?;
     let force = start.force();
     let (recipe, script) = instructions::read(&state, &workspace, &build, start).await?;
-    state.builds.begin(&workspace, &id).await?;
-    let target = tags::template(&build.name, &build.tags[0])?;
-    let begun = state
-        .templates
-        .build_script(&workspace, &target, recipe, script, force)
-        .await;
-    match begun {
-        Ok(progress) => {
-            tokio::spawn(follow(state.clone(), id, progress));
-            Ok(StatusCode::ACCEPTED)
+    // Whoever asked may go away in the middle of it.
+    let begun = tokio::spawn(async move {
+        state.builds.begin(&workspace, &id).await?;
+        let target = tags::template(&build.name, &build.tags[0])?;
+        let begun = state
+            .templates
+            .build_script(&workspace, &target, recipe, script, force)
+            .await;
+        match begun {
+            Ok(progress) => {
+                tokio::spawn(follow(state.clone(), id, progress));
+                Ok(StatusCode::ACCEPTED)
+            }
+            Err(error) => {
+                let error = Error::from(ApiError::from(error));
+                state.builds.end(&id, Err(error.message.clone())).await;
+                Err(error)
+            }
         }
-        Err(error) => {
-            let error = Error::from(ApiError::from(error));
-            state.builds.end(&id, Err(error.message.clone())).await;
-            Err(error)
-        }
-    }
+    });
+    begun.await.unwrap_or_else(|_| {
+        Err(Error::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the build could not begin",
+        ))
+    })
 }
 
 /// Keeps what a build says until it is over.

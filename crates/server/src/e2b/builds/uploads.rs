@@ -7,6 +7,7 @@ use dorm_engine::Id;
 use http::header::{CONTENT_LENGTH, HOST};
 use http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
+use subtle::ConstantTimeEq as _;
 
 use super::super::errors::{Error, Result};
 use super::super::extract::Path;
@@ -67,7 +68,8 @@ pub(in crate::e2b) async fn upload(
 ) -> Result<StatusCode> {
     let found = {
         let mut known = state.builds.known();
-        let at = known.links.iter().position(|(known, ..)| *known == token);
+        let same = |known: &String| bool::from(known.as_bytes().ct_eq(token.as_bytes()));
+        let at = known.links.iter().position(|(known, ..)| same(known));
         at.and_then(|at| known.links.remove(at))
     };
     let Some((_, workspace, hash)) = found else {
