@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  boot (descriptor 3) ──▶ http::Server on an abstract socket ──▶ run::Runs, files
+//!  machine (serial port) ──▶ http::Server on streams of the port ──▶ the same
 //!                               reaper (SIGCHLD) ────────────────▶ run::Runs
 //!                               shutdown (SIGTERM)
 //! ```
@@ -14,6 +15,7 @@ mod files;
 mod http;
 mod identity;
 mod log;
+mod machine;
 mod memory;
 mod reaper;
 mod request;
@@ -57,6 +59,13 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         ["--standalone", socket] => report(standalone(Path::new(socket))),
+        [] if std::env::args_os()
+            .next()
+            .is_some_and(|name| name == dorm_proto::vm::INIT) =>
+        {
+            report(machine::enter())
+        }
+        [machine::SECOND_STAGE] => report(machine()),
         [] => report(init()),
         _ => {
             eprintln!("usage: dorm-guest [--version | --standalone SOCKET]");
@@ -109,12 +118,55 @@ fn standalone(socket: &Path) -> io::Result<()> {
     serve(&BootConfig::default(), listener, &state.join("runs"), None)
 }
 
+/// As process 1 of a virtual machine, told by the daemon over a serial port what the box is.
+fn machine() -> io::Result<()> {
+    sys::close_from(3);
+    log::set_up(Path::new(LOG_FOLDER));
+    run(async {
+        let mut machine = machine::Machine::start()?;
+        let boot = machine.boot().await?;
+        let config = boot.config.clone();
+        boot::apply(&config.agent_id, &config.hostname, &config.nameservers);
+        let guest = match Guest::new(&config, Path::new(RUNS_FOLDER)) {
+            Ok(guest) => guest,
+            Err(e) => {
+                boot.failed(&e);
+                return Err(e);
+            }
+        };
+        log!(
+            "guest {} for agent {} in a machine",
+            env!("CARGO_PKG_VERSION"),
+            config.agent_id
+        );
+        machine.serve(guest.server.clone());
+        boot.ready();
+        machine::load_later_modules();
+        guest.until_stopped(&config).await;
+        machine::power_off()
+    })
+}
+
 fn serve(
     config: &BootConfig,
     listener: std::os::unix::net::UnixListener,
     runs_folder: &Path,
     boot: Option<boot::BootSocket>,
 ) -> io::Result<()> {
+    run(async {
+        let guest = Guest::new(config, runs_folder)?;
+        let listener = UnixListener::from_std(listener)?;
+        let in_box = boot.is_some();
+        if let Some(socket) = boot {
+            socket.ready()?;
+        }
+        tokio::spawn(guest.server.clone().serve(listener, in_box));
+        guest.until_stopped(config).await;
+        Ok(())
+    })
+}
+
+fn run(work: impl Future<Output = io::Result<()>>) -> io::Result<()> {
     set_up_process();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -124,30 +176,43 @@ fn serve(
         .thread_stack_size(64 << 20)
         .max_blocking_threads(256)
         .build()?;
-    runtime
-        .block_on(async {
-            let settings = Arc::new(Settings::new(config));
-            let runs = Arc::new(Runs::new(settings.clone(), runs_folder.to_owned()));
-            let children = reaper::start(runs.clone())?;
-            let mut terminate = signal(SignalKind::terminate())?;
-            let listener = UnixListener::from_std(listener)?;
-            let server = Server::new(settings.clone(), runs.clone());
-            let in_box = boot.is_some();
-            if let Some(socket) = boot {
-                socket.ready()?;
-            }
-            tokio::spawn(server.serve(listener, in_box));
-            if let Some(command) = &config.start_command {
-                start(&settings, &runs, command);
-            }
-            terminate.recv().await;
-            shutdown::stop(&runs, children, terminate).await;
-            Ok(())
+    runtime.block_on(work).inspect(|()| {
+        // Threads that wait for a file system must not keep the box from ending.
+        runtime.shutdown_background();
+    })
+}
+
+/// What serves a box, whichever way the daemon reaches it.
+struct Guest {
+    settings: Arc<Settings>,
+    runs: Arc<Runs>,
+    server: Server,
+    children: reaper::Reaped,
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Guest {
+    /// Needs a runtime.
+    fn new(config: &BootConfig, runs_folder: &Path) -> io::Result<Self> {
+        let settings = Arc::new(Settings::new(config));
+        let runs = Arc::new(Runs::new(settings.clone(), runs_folder.to_owned()));
+        Ok(Self {
+            children: reaper::start(runs.clone())?,
+            terminate: signal(SignalKind::terminate())?,
+            server: Server::new(settings.clone(), runs.clone()),
+            settings,
+            runs,
         })
-        .inspect(|()| {
-            // Threads that wait for a file system must not keep the box from ending.
-            runtime.shutdown_background();
-        })
+    }
+
+    /// Runs the start command, and all that is asked, until the box is to end.
+    async fn until_stopped(mut self, config: &BootConfig) {
+        if let Some(command) = &config.start_command {
+            start(&self.settings, &self.runs, command);
+        }
+        self.terminate.recv().await;
+        shutdown::stop(&self.runs, self.children, self.terminate).await;
+    }
 }
 
 /// What every run inherits: no ignored signals but Rust's SIGPIPE, which `spawn` undoes, and an ordinary umask.

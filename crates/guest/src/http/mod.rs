@@ -19,6 +19,7 @@ use connectrpc::{ConnectRpcService, Limits, Router};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 use tower::Service as _;
 
@@ -75,7 +76,8 @@ impl Server {
         }
     }
 
-    async fn connection(self, stream: UnixStream) {
+    /// Serves one connection, to its end.
+    pub(crate) async fn connection(self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
         let service = hyper::service::service_fn(move |request| {
             let server = self.clone();
             async move { Ok::<_, Infallible>(server.answer(request).await) }

@@ -1,0 +1,162 @@
+//! What the daemon asks of a machine.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, OnceLock};
+
+use dorm_proto::vm::{Answer, MAX_MESSAGE, Order};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio_yamux::StreamHandle;
+
+use super::{Boot, identity};
+use crate::http::Server;
+use crate::log::log;
+use crate::sys;
+
+#[derive(Clone)]
+pub(super) struct Orders {
+    boots: mpsc::Sender<Boot>,
+    server: Arc<OnceLock<Server>>,
+}
+
+impl Orders {
+    pub(super) fn new(boots: mpsc::Sender<Boot>, server: Arc<OnceLock<Server>>) -> Self {
+        Self { boots, server }
+    }
+
+    /// Does what is asked on a stream. A stream that breaks is the daemon's affair.
+    pub(super) async fn follow(self, mut stream: StreamHandle) {
+        let Ok(order) = receive(&mut stream).await else {
+            return;
+        };
+        let answer = match order {
+            Order::Guest => {
+                if let Some(server) = self.server.get() {
+                    server.clone().connection(stream).await;
+                }
+                return;
+            }
+            Order::Port { port } => match connect(port).await {
+                Ok(mut target) => {
+                    if answer(&mut stream, &Answer::Done).await.is_ok() {
+                        let _ = tokio::io::copy_bidirectional(&mut stream, &mut target).await;
+                    }
+                    return;
+                }
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Answer::Refused,
+                Err(e) => Answer::Failed(e.to_string()),
+            },
+            Order::Boot {
+                config,
+                network,
+                now_ms,
+                entropy,
+            } => {
+                identity::reseed(entropy.as_bytes());
+                identity::set_clock(now_ms);
+                identity::set_hostname(&config.hostname);
+                match identity::set_network(&network).await {
+                    Ok(()) => self.boot(*config).await,
+                    Err(e) => Answer::Failed(format!("the network cannot be set up: {e}")),
+                }
+            }
+            Order::Resume {
+                hostname,
+                network,
+                now_ms,
+                entropy,
+            } => {
+                identity::reseed(entropy.as_bytes());
+                identity::set_clock(now_ms);
+                identity::set_hostname(&hostname);
+                match identity::set_network(&network).await {
+                    Ok(()) => Answer::Done,
+                    Err(e) => Answer::Failed(format!("the network cannot be set up: {e}")),
+                }
+            }
+            Order::Clock { now_ms } => {
+                identity::set_clock(now_ms);
+                Answer::Done
+            }
+            Order::Sync => {
+                // SAFETY: sync takes nothing and gives nothing.
+                let synced = tokio::task::spawn_blocking(|| unsafe { libc::sync() }).await;
+                synced.map_or_else(|e| Answer::Failed(e.to_string()), |()| Answer::Done)
+            }
+            Order::Stop => {
+                // Also at the end; but whoever has no patience to wait for that loses less.
+                // SAFETY: sync takes nothing and gives nothing.
+                drop(tokio::task::spawn_blocking(|| unsafe { libc::sync() }));
+                match sys::kill(1, libc::SIGTERM) {
+                    Ok(()) => Answer::Done,
+                    Err(e) => Answer::Failed(e.to_string()),
+                }
+            }
+            Order::Listening => Answer::Listening(["/proc/net/tcp", "/proc/net/tcp6"].map(listeners).into()),
+        };
+        let _ = self::answer(&mut stream, &answer).await;
+        let _ = stream.shutdown().await;
+    }
+
+    async fn boot(&self, config: dorm_proto::boot::BootConfig) -> Answer {
+        let (answer, answered) = oneshot::channel();
+        if self.boots.send(Boot { config, answer }).await.is_err() {
+            return Answer::Failed("the guest has ended".into());
+        }
+        match answered.await {
+            Ok(Ok(())) => Answer::Done,
+            Ok(Err(reason)) => Answer::Failed(reason),
+            Err(_) => Answer::Failed("the guest serves already".into()),
+        }
+    }
+}
+
+async fn receive(stream: &mut StreamHandle) -> io::Result<Order> {
+    let length = stream.read_u32().await? as usize;
+    if length > MAX_MESSAGE {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut message = vec![0; length];
+    stream.read_exact(&mut message).await?;
+    serde_json::from_slice(&message).map_err(|e| {
+        log!("an order cannot be understood: {e}");
+        io::ErrorKind::InvalidData.into()
+    })
+}
+
+async fn answer(stream: &mut StreamHandle, answer: &Answer) -> io::Result<()> {
+    let message = serde_json::to_vec(answer)?;
+    let length = u32::try_from(message.len()).map_err(io::Error::other)?;
+    stream.write_u32(length).await?;
+    stream.write_all(&message).await?;
+    stream.flush().await
+}
+
+/// To a port of the loopback, of IPv4 or else of IPv6.
+async fn connect(port: u16) -> io::Result<TcpStream> {
+    let stream = match TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await {
+        Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+            match TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await {
+                // Without IPv6 there is no such address; what counts is that IPv4 refused.
+                Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => Err(refused),
+                other => other,
+            }
+        }
+        other => other,
+    }?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// The head and the listeners of a table of the kernel's, which may have very many connections.
+fn listeners(name: &str) -> String {
+    let table = std::fs::read_to_string(name).unwrap_or_default();
+    let is_listener = |line: &&str| line.split_ascii_whitespace().nth(3) == Some("0A");
+    let head = table.lines().take(1);
+    let kept: Vec<&str> = head
+        .chain(table.lines().skip(1).filter(is_listener).take(1000))
+        .collect();
+    kept.join("\n")
+}
