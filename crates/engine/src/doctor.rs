@@ -130,6 +130,13 @@ const REQUIREMENTS: &[Requirement] = &[
         },
     },
     Requirement {
+        name: "vm",
+        required: false,
+        enables: "agents with --isolation vm: boxes as virtual machines",
+        fix: "scripts/setup-vm installs QEMU and fetches a kernel",
+        look: crate::vm::look,
+    },
+    Requirement {
         name: "resolver",
         required: false,
         enables: "names in boxes",

@@ -13,6 +13,7 @@ use crate::home::Pool;
 use crate::host::image::Still;
 use crate::host::{Config, Host, LiveBox};
 use crate::network;
+use crate::vm::Vm;
 use crate::{
     BoxExit, BoxRecord, BoxSpec, BoxStats, Dumped, Engine, EngineError, GuestStream, Id, Isolation,
     Listening, MemoryImage, Result,
@@ -62,6 +63,7 @@ pub(crate) trait Kind: std::fmt::Debug + Send + Sync {
 pub struct Engines {
     host: Arc<Host>,
     container: Container,
+    vm: Vm,
 }
 
 impl Engines {
@@ -69,6 +71,7 @@ impl Engines {
         let host = Arc::new(Host::open(config, pool).await?);
         Ok(Self {
             container: Container::open(config, Arc::clone(&host)).await?,
+            vm: Vm::open(Arc::clone(&host)),
             host,
         })
     }
@@ -92,9 +95,8 @@ impl Engines {
     fn kind(&self, isolation: Isolation) -> Result<&dyn Kind, String> {
         match isolation {
             Isolation::Container => Ok(&self.container),
-            Isolation::Gvisor | Isolation::Vm => {
-                Err("this version of dorm has no engine for them".to_owned())
-            }
+            Isolation::Vm => Ok(&self.vm),
+            Isolation::Gvisor => Err("this version of dorm has no engine for them".to_owned()),
         }
     }
 
@@ -202,7 +204,9 @@ impl Engine for Engines {
 
     fn strongest(&self) -> Isolation {
         let by_strength = [Isolation::Vm, Isolation::Gvisor];
-        let works = |isolation: &Isolation| self.can_run(*isolation).is_ok();
+        let works = |isolation: &Isolation| {
+            self.can_run(*isolation).is_ok() && (*isolation != Isolation::Vm || self.vm.is_fast())
+        };
         by_strength.into_iter().find(works).unwrap_or_default()
     }
 

@@ -86,7 +86,9 @@ struct SubvolInfo {
     dirid: u64,
     generation: u64,
     flags: u64,
+    /// Its own, that of the subvolume it is a copy of, that of the one it was received from.
     uuids: [[u8; 16]; 3],
+    /// Of its last change, its making, its sending and its receiving.
     transids: [u64; 4],
     times: [[u64; 2]; 4],
     reserved: [u64; 8],
@@ -213,6 +215,29 @@ pub fn subvolume_id(file: BorrowedFd<'_>) -> io::Result<u64> {
 
 /// A number that the filesystem raises with every commit that changed the subvolume.
 pub fn generation(subvolume: BorrowedFd<'_>) -> io::Result<u64> {
+    Ok(info(subvolume)?.generation)
+}
+
+/// Where a subvolume comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origin {
+    pub uuid: [u8; 16],
+    /// Of the subvolume that it was made as a copy of; zeroes if of none.
+    pub parent: [u8; 16],
+    /// The generation at which it was made.
+    pub made: u64,
+}
+
+pub fn origin(subvolume: BorrowedFd<'_>) -> io::Result<Origin> {
+    let info = info(subvolume)?;
+    Ok(Origin {
+        uuid: info.uuids[0],
+        parent: info.uuids[1],
+        made: info.transids[1],
+    })
+}
+
+fn info(subvolume: BorrowedFd<'_>) -> io::Result<Box<SubvolInfo>> {
     // SAFETY: all-zero is a valid value of this plain C structure.
     let mut info: Box<SubvolInfo> = Box::new(unsafe { std::mem::zeroed() });
     // SAFETY: BTRFS_IOC_GET_SUBVOL_INFO writes one btrfs_ioctl_get_subvol_info_args.
@@ -220,7 +245,7 @@ pub fn generation(subvolume: BorrowedFd<'_>) -> io::Result<u64> {
     match answered {
         // This one answers 1 in place of 0 where its search ended beside the key; the structure is filled all the same.
         Err(e) if e.raw_os_error().is_some() => Err(e),
-        _ => Ok(info.generation),
+        _ => Ok(info),
     }
 }
 

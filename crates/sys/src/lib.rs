@@ -12,4 +12,5 @@ pub mod namespace;
 pub mod process;
 pub mod random;
 pub mod readiness;
+pub mod tap;
 pub mod uuid;

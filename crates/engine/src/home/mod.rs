@@ -19,6 +19,7 @@ use crate::{Debian, EngineError, HomeUsage, Homes, Id, LogSink, Result, Space};
 
 mod archive;
 mod bootstrap;
+mod machine;
 pub mod oci;
 mod pool;
 mod quota;
@@ -64,6 +65,7 @@ impl Pool {
         };
         pool.sweep_incoming();
         pool.sweep_groups();
+        pool.sweep_disks();
         Ok(pool)
     }
 

@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 
 use dorm_sys::btrfs::{self, Counted};
 
+use super::machine::UNLIMITED;
 use super::{Filesystem, Pool};
 use crate::{EngineError, HomeUsage, Id, Result};
 
@@ -63,9 +64,16 @@ impl Pool {
             _ => subvolume,
         };
         let read = |name: &str| self.filesystem.count(counted, name).map_err(failed());
+        let limit = match read("max_exclusive")? {
+            // What a machine can hold is the size of its disk.
+            UNLIMITED => fs::symlink_metadata(self.machine_disk(id))
+                .map_err(failed())?
+                .len(),
+            limit => limit,
+        };
         Ok(HomeUsage {
             used: read(measure)?,
-            limit: read("max_exclusive")?,
+            limit,
         })
     }
 

@@ -89,7 +89,7 @@ impl Pool {
             .map_err(EngineError::io("cannot tell whether the home changed"))
     }
 
-    fn open_home(&self, id: &Id) -> Result<File> {
+    pub(super) fn open_home(&self, id: &Id) -> Result<File> {
         match File::open(self.home_path(id)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Err(EngineError::NoHome(id.clone())),
             opened => opened.map_err(EngineError::io("cannot open the home")),

@@ -199,10 +199,15 @@ impl Host {
             return std::future::pending().await;
         }
         let oom_kills = live.group.stats().map(|s| s.oom_kills).unwrap_or_default();
+        let what = match live.isolation {
+            // Turned off from inside, or by a panic of its kernel, or QEMU itself came to an end.
+            Isolation::Vm => "the virtual machine of the box ended",
+            Isolation::Container | Isolation::Gvisor => "process 1 of the box ended",
+        };
         let reason = match oom_kills {
-            0 => "process 1 of the box ended".to_owned(),
+            0 => what.to_owned(),
             _ => format!(
-                "process 1 of the box ended; the box was out of memory (limit {} MiB)",
+                "{what}; the box was out of memory (limit {} MiB)",
                 live.memory_limit >> 20
             ),
         };

@@ -32,6 +32,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 mod criu;
+pub(crate) mod machine;
 mod rootfs;
 mod unpack;
 
@@ -111,6 +112,8 @@ pub(crate) enum Job {
         /// As in [`Preparation`], for CRIU.
         join: Vec<PathBuf>,
     },
+    /// Become the process of a virtual machine. The home is the file of its disk, and its memory the one volume.
+    Machine(machine::Machine),
     /// Apply a layer, read from standard output's descriptor, to the home.
     Unpack { offset: u64, length: u64 },
 }
@@ -236,6 +239,7 @@ fn launch() -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
         spec => spec.step("read the launch spec")?,
     };
+    let mut tap = None;
     match &spec.job {
         Job::Guest { join: late, .. } => {
             join(late, "0")?;
@@ -257,6 +261,10 @@ fn launch() -> Result<(), Failure> {
             report(&Report::Staged);
             return Ok(());
         }
+        Job::Machine(machine) => {
+            rootfs::raise_limits().step("set resource limits")?;
+            tap = Some(dorm_sys::tap::make(&machine.interface).step("make a network interface")?);
+        }
         Job::Unpack { .. } => {}
     }
     dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;
@@ -273,7 +281,7 @@ fn launch() -> Result<(), Failure> {
     match namespace::clone_into(namespace::BOX_NAMESPACES, spec.uid_base).step("make the namespaces")? {
         Cloned::Child => {
             drop(ours);
-            let failed = match become_box(&spec, filter.as_ref(), theirs) {
+            let failed = match become_box(&spec, filter.as_ref(), theirs, tap) {
                 Ok(never) => match never {},
                 Err(failure) => failure,
             };
@@ -311,7 +319,12 @@ fn hand_over(spec: &Spec, child: i32, mounts: &[Detached], to: BorrowedFd<'_>) -
 
 enum Never {}
 
-fn become_box(spec: &Spec, filter: Option<&SystemCallFilter>, launcher: OwnedFd) -> Result<Never, Failure> {
+fn become_box(
+    spec: &Spec,
+    filter: Option<&SystemCallFilter>,
+    launcher: OwnedFd,
+    tap: Option<OwnedFd>,
+) -> Result<Never, Failure> {
     let mounts = receive_mounts(launcher.as_fd()).step("receive the mounts")?;
     drop(launcher);
     rootfs::become_root().step("become root of the box")?;
@@ -336,6 +349,11 @@ fn become_box(spec: &Spec, filter: Option<&SystemCallFilter>, launcher: OwnedFd)
             }
             Err(exec_guest()).step("execute the guest")
         }
+        Job::Machine(machine) => {
+            let missing = || io::Error::from(io::ErrorKind::NotFound);
+            let tap = tap.ok_or_else(missing).step("find the network interface")?;
+            machine.enter(mounts, &tap)
+        }
         Job::Criu { .. } | Job::Stage { .. } => {
             Err(io::Error::from(io::ErrorKind::InvalidInput)).step("become criu in a box")
         }
@@ -359,7 +377,7 @@ fn exec_guest() -> io::Error {
 }
 
 /// Everything of the host's that a box sees, as mounts attached nowhere yet: the home first, then for a
-/// guest its program, the devices of [`rootfs::DEVICES`] and its volumes.
+/// guest its program, the devices of [`rootfs::DEVICES`] and its volumes; for a machine what its process needs, and its memory.
 fn bind_mounts(spec: &Spec) -> io::Result<Vec<Detached>> {
     use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
     let mut mounts = vec![bind(&spec.home, NODEV, NOSUID)?];
@@ -368,6 +386,12 @@ fn bind_mounts(spec: &Spec) -> io::Result<Vec<Detached>> {
         for device in rootfs::DEVICES {
             mounts.push(bind(&Path::new("/dev").join(device), NOSUID | NOEXEC, NODEV)?);
         }
+        for volume in &spec.volumes {
+            mounts.push(bind(&volume.source, NODEV, NOSUID)?);
+        }
+    }
+    if let Job::Machine(machine) = &spec.job {
+        mounts.extend(machine.bind_mounts()?);
         for volume in &spec.volumes {
             mounts.push(bind(&volume.source, NODEV, NOSUID)?);
         }

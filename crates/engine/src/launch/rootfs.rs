@@ -185,6 +185,12 @@ pub(super) fn detach_stdio() -> io::Result<()> {
     Ok(())
 }
 
+/// Makes the directory `root` the root file system, as it is.
+pub(super) fn pivot_and_leave() -> Result<(), Failure> {
+    let host = pivot_into_root()?;
+    leave(host)
+}
+
 /// Attaches the home to the staging directory and pivots into it. The host's root stays mounted below until
 /// [`leave`], since the kernel lets a user namespace mount /proc only while it sees one.
 fn pivot(home: Option<Detached>) -> Result<rustix::fd::OwnedFd, Failure> {
@@ -194,6 +200,10 @@ fn pivot(home: Option<Detached>) -> Result<rustix::fd::OwnedFd, Failure> {
     home.ok_or_else(missing)
         .and_then(|home| home.attach("root"))
         .step("attach the home")?;
+    pivot_into_root()
+}
+
+fn pivot_into_root() -> Result<rustix::fd::OwnedFd, Failure> {
     let host = rustix::fs::open(
         "/",
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,

@@ -9,16 +9,22 @@ const LISTEN: &str = "0A";
 
 /// The TCP ports that are listened on in the network namespace of `pid`, by number.
 pub(crate) fn listening(pid: i32) -> io::Result<Vec<Listening>> {
-    let mut found = parse(&std::fs::read_to_string(format!("/proc/{pid}/net/tcp"))?);
+    let mut tables = vec![std::fs::read_to_string(format!("/proc/{pid}/net/tcp"))?];
     match std::fs::read_to_string(format!("/proc/{pid}/net/tcp6")) {
-        Ok(table) => found.extend(parse(&table)),
+        Ok(table) => tables.push(table),
         // A kernel without IPv6.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
+    Ok(listening_in(&tables))
+}
+
+/// The same, of tables as the kernel writes them.
+pub(crate) fn listening_in(tables: &[String]) -> Vec<Listening> {
+    let mut found: Vec<Listening> = tables.iter().flat_map(|table| parse(table)).collect();
     found.sort_unstable();
     found.dedup();
-    Ok(found)
+    found
 }
 
 fn parse(table: &str) -> Vec<Listening> {

@@ -26,7 +26,7 @@ mod range;
 mod resolver;
 
 pub use inside::Inside;
-pub(crate) use listening::listening;
+pub(crate) use listening::{listening, listening_in};
 pub use policy::{Block, InvalidTarget, Name, Policy, Target};
 pub use range::{InvalidRange, Range};
 
@@ -155,19 +155,59 @@ impl Network {
             .await
             .map_err(failed("cannot make the interface pair"))?;
 
-        let host_side = async {
-            let index = index_of(&self.host, &name).await?;
-            let route = RouteMessageBuilder::<Ipv4Addr>::new()
-                .destination_prefix(address, 32)
-                .output_interface(index)
-                .scope(rtnetlink::packet_route::route::RouteScope::Link)
-                .build();
-            self.host.route().add(route).replace().execute().await
-        };
+        let host_side = self.route_to(address, &name);
         let box_side = self.inside.configure(Arc::clone(netns), address);
         let (host_side, box_side) = tokio::join!(host_side, box_side);
         host_side.map_err(failed("cannot route to the box"))?;
         box_side
+    }
+
+    /// The name that the interface of a machine is to have.
+    pub(crate) fn machine_interface(&self, id: &Id) -> String {
+        self.interface(id)
+    }
+
+    /// What the guest of a machine in `slot` gives its interface. The hardware address follows from the other.
+    pub(crate) fn of_machine(&self, slot: u32) -> Result<dorm_proto::vm::Network> {
+        let address = self.address(slot)?;
+        let [a, b, c, d] = address.octets();
+        Ok(dorm_proto::vm::Network {
+            mac: [0x02, 0xfc, a, b, c, d],
+            address,
+            gateway: GATEWAY,
+            gateway_mac: GATEWAY_MAC,
+            mtu: self.mtu,
+        })
+    }
+
+    /// Connects the interface of the machine `id`, which its process has made, once `policy` holds for it.
+    pub(crate) async fn attach_machine(&self, id: &Id, slot: u32, policy: &Policy) -> Result<()> {
+        let failed = |doing: &'static str| move |e| EngineError::io(doing)(io::Error::other(e));
+        let address = self.address(slot)?;
+        let name = self.interface(id);
+        self.apply(id, slot, policy).await?;
+        let link = LinkMessageBuilder::<LinkUnspec>::new()
+            .name(name.clone())
+            .address(GATEWAY_MAC.to_vec())
+            .up();
+        self.host
+            .link()
+            .set(with_mtu(link, self.mtu).build())
+            .execute()
+            .await
+            .map_err(failed("cannot bring up the machine's interface"))?;
+        self.route_to(address, &name)
+            .await
+            .map_err(failed("cannot route to the box"))
+    }
+
+    async fn route_to(&self, address: Ipv4Addr, interface: &str) -> Result<(), rtnetlink::Error> {
+        let route = RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(address, 32)
+            .output_interface(index_of(&self.host, interface).await?)
+            .scope(rtnetlink::packet_route::route::RouteScope::Link)
+            .build();
+        self.host.route().add(route).replace().execute().await
     }
 
     /// Removes the host's end of a box's interface, and with it the pair, and its policy. Nothing there is no error.

@@ -1,0 +1,224 @@
+//! Homes of virtual machines: a disk as one file, in place of the files themselves.
+//!
+//! The disk of a template is made once, when the first machine is started from it, and every home has a copy that shares its
+//! blocks. A home that has changed since it was made, by a container, is made into a disk by itself.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use dorm_sys::btrfs;
+use rustix::fs::{Mode, OFlags};
+
+use super::Pool;
+use crate::{EngineError, Id, Result};
+
+/// Names of the files in the home of a machine.
+const DISK: &str = "disk";
+const MEMORY: &str = "memory";
+/// Where in the pool the disks of templates are.
+const DISKS: &str = "disks";
+/// A machine's files are limited by their own sizes, and one that meets another limit ends at once.
+pub(super) const UNLIMITED: u64 = 1 << 62;
+/// What a file system has beside the files, at the least.
+const ROOM: u64 = 256 << 20;
+
+impl Pool {
+    pub(crate) fn machine_disk(&self, id: &Id) -> PathBuf {
+        self.home_path(id).join(DISK)
+    }
+
+    pub(crate) fn machine_memory(&self, id: &Id) -> PathBuf {
+        self.home_path(id).join(MEMORY)
+    }
+
+    /// Makes the home of `id` one of a machine, if it is not, with a disk of at least `size` bytes.
+    pub(crate) async fn prepare_machine(&self, id: &Id, size: u64) -> Result<()> {
+        let id = id.clone();
+        self.blocking(move |pool| pool.make_machine(&id, size)).await
+    }
+
+    /// Gives the home an empty memory of `size` bytes.
+    pub(crate) async fn renew_machine_memory(&self, id: &Id, size: u64) -> Result<()> {
+        let id = id.clone();
+        self.blocking(move |pool| {
+            let make = || {
+                pool.forget_memory(&id)?;
+                let mut options = File::options();
+                options.write(true).create_new(true).mode(0o600);
+                options.open(pool.machine_memory(&id))?.set_len(size)
+            };
+            make().map_err(EngineError::io("cannot make the machine's memory"))
+        })
+        .await
+    }
+
+    /// Removes a memory that nobody will go on with.
+    pub(crate) fn forget_memory(&self, id: &Id) -> io::Result<()> {
+        match fs::remove_file(self.machine_memory(id)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// The machine's memory, if the home holds one: its size, and what it takes on disk. Synced.
+    pub(crate) fn machine_memory_on_disk(&self, id: &Id) -> io::Result<(u64, u64)> {
+        let home = File::open(self.home_path(id))?;
+        let memory = open_file(&home, MEMORY, OFlags::RDONLY)?;
+        memory.sync_all()?;
+        let found = memory.metadata()?;
+        Ok((found.len(), found.blocks() * 512))
+    }
+
+    fn make_machine(&self, id: &Id, size: u64) -> Result<()> {
+        let failed = || self.no_space_or("cannot make the machine's disk");
+        let home = self.open_home(id)?;
+        match open_file(&home, DISK, OFlags::RDWR) {
+            Ok(disk) => {
+                if disk.metadata().map_err(failed())?.len() < size {
+                    disk.set_len(size).map_err(failed())?;
+                }
+                return self.limit(&home, id, UNLIMITED).map_err(failed());
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(failed()(e)),
+        }
+        let incoming = format!("incoming-{id}");
+        let homes = self.directory("homes")?;
+        let _ = btrfs::delete_subvolume(homes.as_fd(), OsStr::new(&incoming));
+        btrfs::create_subvolume(homes.as_fd(), OsStr::new(&incoming)).map_err(failed())?;
+        let made = self.fill_machine(
+            &home,
+            id,
+            &self.filesystem.root.join("homes").join(&incoming),
+            size,
+        );
+        let exchanged = made.and_then(|()| {
+            let flags = rustix::fs::RenameFlags::EXCHANGE;
+            rustix::fs::renameat_with(&homes, incoming.as_str(), &homes, id.as_str(), flags)?;
+            btrfs::sync(&self.filesystem.directory)
+        });
+        drop(home);
+        // The old home, or what was to become the new one.
+        let _ = btrfs::delete_subvolume(homes.as_fd(), OsStr::new(&incoming));
+        exchanged.map_err(failed())
+    }
+
+    fn fill_machine(&self, home: &File, id: &Id, into: &Path, size: u64) -> io::Result<()> {
+        self.limit(&File::open(into)?, id, UNLIMITED)?;
+        let path = into.join(DISK);
+        match self.template_disk(home)? {
+            Some(template) => {
+                let disk = File::create_new(&path)?;
+                rustix::fs::ioctl_ficlone(&disk, &template)?;
+            }
+            None => make_disk(&self.home_path(id), &path)?,
+        }
+        let disk = File::options().write(true).open(&path)?;
+        rustix::fs::fchmod(&disk, Mode::RUSR | Mode::WUSR)?;
+        if disk.metadata()?.len() < size {
+            disk.set_len(size)?;
+        }
+        Ok(())
+    }
+
+    /// The disk of the template that `home` is still like.
+    fn template_disk(&self, home: &File) -> io::Result<Option<File>> {
+        let origin = btrfs::origin(home.as_fd())?;
+        if btrfs::changed_since(home.as_fd(), origin.made)? {
+            return Ok(None);
+        }
+        let templates = self.filesystem.root.join("templates");
+        for entry in fs::read_dir(&templates)?.flatten() {
+            let is_it = File::open(entry.path())
+                .and_then(|template| btrfs::origin(template.as_fd()))
+                .is_ok_and(|template| template.uuid == origin.parent);
+            if !is_it {
+                continue;
+            }
+            let disks = self.filesystem.root.join(DISKS);
+            fs::create_dir_all(&disks)?;
+            let disk = disks.join(dorm_sys::uuid::text(origin.parent));
+            if !disk.exists() {
+                let unfinished = disk.with_extension("new");
+                let _ = fs::remove_file(&unfinished);
+                make_disk(&entry.path(), &unfinished)?;
+                fs::rename(&unfinished, &disk)?;
+            }
+            return File::open(disk).map(Some);
+        }
+        Ok(None)
+    }
+
+    /// Removes the disks of templates that are gone.
+    pub(super) fn sweep_disks(&self) {
+        let uuid_of = |path: PathBuf| {
+            let origin = File::open(path).and_then(|template| btrfs::origin(template.as_fd()));
+            origin.ok().map(|origin| dorm_sys::uuid::text(origin.uuid))
+        };
+        let entries = |name: &str| {
+            let listed = fs::read_dir(self.filesystem.root.join(name));
+            listed.into_iter().flatten().flatten()
+        };
+        let wanted: Vec<String> = entries("templates").filter_map(|e| uuid_of(e.path())).collect();
+        for entry in entries(DISKS) {
+            if !wanted.iter().any(|uuid| entry.file_name() == uuid.as_str()) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+/// A file of a home. A link that a container left there leads nowhere.
+fn open_file(home: &File, name: &str, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::openat(home, name, flags, Mode::empty())?);
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other(format!("{name} is no file"))),
+    }
+}
+
+/// Makes a disk with an ext4 file system of everything in `from`, where nothing runs. The guest makes it larger.
+fn make_disk(from: &Path, disk: &Path) -> io::Result<()> {
+    let used = weigh(from)?;
+    let megabytes = (used + used / 4 + ROOM).div_ceil(1 << 20);
+    let made = std::process::Command::new("mke2fs")
+        .args([
+            "-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-J", "size=16", "-d",
+        ])
+        .arg(from)
+        .arg(disk)
+        .arg(format!("{megabytes}M"))
+        .stdin(std::process::Stdio::null())
+        .output()
+        .map_err(|e| io::Error::new(e.kind(), format!("mke2fs (package e2fsprogs): {e}")))?;
+    if !made.status.success() {
+        let text = String::from_utf8_lossy(&made.stderr);
+        return Err(io::Error::other(format!(
+            "mke2fs: {}",
+            text.trim().lines().last().unwrap_or("failed")
+        )));
+    }
+    File::open(disk)?.sync_all()
+}
+
+/// Bytes that the files below `folder` take as blocks. No link is followed.
+fn weigh(folder: &Path) -> io::Result<u64> {
+    let mut folders = vec![folder.to_owned()];
+    let mut bytes = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let found = entry.metadata()?;
+            bytes += found.len().next_multiple_of(4096) + 512;
+            if found.is_dir() {
+                folders.push(entry.path());
+            }
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,120 @@
+//! The jail of a virtual machine's process.
+//!
+//! QEMU parses what the machine's kernel does, so it is treated like the box itself: all namespaces of a box, an ordinary
+//! user outside, no capability inside, a network namespace without any interface, and a root file system that has
+//! what the program needs to start and the files of this one machine.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+
+use dorm_sys::mount::{Detached, NODEV, NOEXEC, NOSUID, RDONLY};
+use rustix::mount::{MountFlags, MountPropagationFlags};
+use rustix::thread::CapabilitySet;
+use serde::{Deserialize, Serialize};
+
+use super::{Failure, Never, Step, bind, daemon, rootfs};
+
+/// Of the host's, as far as it has them: libraries, and the firmware of machines.
+const SHARED: [&str; 6] = [
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/share/qemu",
+    "/usr/share/seabios",
+];
+const DEVICES: [&str; 2] = ["/dev/null", "/dev/urandom"];
+/// Where it is on every host, as it finds its firmware by its own place.
+const PROGRAM: &str = "/usr/bin/qemu-system-x86_64";
+
+/// Where the process finds the files of its machine.
+pub(crate) const DISK: &str = "/disk";
+pub(crate) const MEMORY: &str = "/memory";
+pub(crate) const KERNEL: &str = "/kernel";
+pub(crate) const INITRD: &str = "/initrd";
+/// The descriptor of the machine's network interface.
+pub(crate) const TAP_FD: i32 = 3;
+
+/// What a machine is started with, beside its disk and its memory.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    pub(crate) program: PathBuf,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) kernel: PathBuf,
+    pub(crate) initrd: PathBuf,
+    /// The name of the network interface that is made for it, on the host.
+    pub(crate) interface: String,
+}
+
+impl Machine {
+    /// What the process sees of the host, in the order in which it is mounted. Nothing of it can be written.
+    pub(super) fn bind_mounts(&self) -> io::Result<Vec<Detached>> {
+        let mut mounts = vec![
+            bind(&self.program, RDONLY | NOSUID | NODEV, NOEXEC)?,
+            bind(&self.kernel, RDONLY | NOSUID | NODEV | NOEXEC, 0)?,
+            bind(&self.initrd, RDONLY | NOSUID | NODEV | NOEXEC, 0)?,
+        ];
+        for device in DEVICES {
+            mounts.push(bind(Path::new(device), NOSUID | NOEXEC, NODEV)?);
+        }
+        for folder in shared() {
+            mounts.push(bind(Path::new(folder), RDONLY | NOSUID | NODEV, NOEXEC)?);
+        }
+        Ok(mounts)
+    }
+
+    /// The last steps: `mounts` are the disk, those above, and the memory.
+    pub(super) fn enter(&self, mounts: Vec<Detached>, tap: &OwnedFd) -> Result<Never, Failure> {
+        rustix::process::setsid().step("make a session")?;
+        let places = [DISK, PROGRAM, KERNEL, INITRD]
+            .into_iter()
+            .chain(DEVICES)
+            .chain(shared())
+            .chain([MEMORY]);
+        make_root(places.zip(mounts))?;
+        // What QEMU complains about is for the daemon.
+        let complaints = rustix::io::dup(daemon()).step("hand over the way to complain")?;
+        rootfs::detach_stdio().step("detach standard input and output")?;
+        rustix::stdio::dup2_stderr(&complaints).step("hand over the way to complain")?;
+        // From a number far off, as the one it gets must be a copy: only copies stay open in the program.
+        let tap = rustix::io::fcntl_dupfd_cloexec(tap, 64).step("hand over the interface")?;
+        dorm_sys::process::place_fd(tap.as_fd(), TAP_FD).step("hand over the interface")?;
+        dorm_sys::process::close_on_exec_from(TAP_FD as u32 + 1).step("close descriptors")?;
+        dorm_sys::confine::bound_capabilities(CapabilitySet::empty()).step("drop capabilities")?;
+        let failed = std::process::Command::new(PROGRAM)
+            .args(&self.arguments)
+            .env_clear()
+            .exec();
+        Err(failed).step("execute QEMU")
+    }
+}
+
+fn shared() -> impl Iterator<Item = &'static str> {
+    // Asked of the host before the pivot, and of the new root not at all.
+    SHARED.into_iter().filter(|folder| Path::new(folder).is_dir())
+}
+
+/// A root file system with `mounts` and nothing else.
+fn make_root<'a>(mounts: impl Iterator<Item = (&'a str, Detached)>) -> Result<(), Failure> {
+    rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
+        .step("make all mounts private")?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    rustix::mount::mount("tmpfs", "root", "tmpfs", flags, c"mode=755,size=64k").step("make a root")?;
+    for (place, mount) in mounts {
+        let at = Path::new("root").join(place.trim_start_matches('/'));
+        let made = match SHARED.contains(&place) {
+            true => fs::create_dir_all(&at),
+            false => at
+                .parent()
+                .map_or(Ok(()), fs::create_dir_all)
+                .and_then(|()| fs::File::create(&at).map(drop)),
+        };
+        made.step(&format!("make {place}"))?;
+        mount.attach(&at).step(&format!("attach {place}"))?;
+    }
+    rootfs::pivot_and_leave()?;
+    rustix::mount::mount_remount("/", flags | MountFlags::RDONLY, c"").step("seal the root")
+}

@@ -1,0 +1,188 @@
+//! The state of a machine on disk, and back.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use dorm_proto::vm::Order;
+use dorm_sys::process::Process;
+
+use super::Vm;
+use super::command::Hardware;
+use super::reach::{now_ms, too_late};
+use super::start::{READY_WITHIN, entropy};
+use crate::criu::manifest::Manifest;
+use crate::host::image::Unfinished;
+use crate::host::{LiveBox, ended, failed, record_of};
+use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, MemoryImage, Result};
+
+/// The state of the devices, as QEMU writes it.
+const STATE: &str = "state";
+/// [`Hardware`], as JSON.
+const HARDWARE: &str = "hardware.json";
+
+impl Vm {
+    /// Of a machine that stands still, which it goes on doing.
+    pub(super) async fn dump_machine(&self, live: &LiveBox, image: &Path) -> Result<Dumped> {
+        let cannot = |e: io::Error| EngineError::CannotCheckpoint(e.to_string());
+        let failed = || EngineError::io("cannot write the machine's state");
+        let began = Instant::now();
+        let hardware = std::fs::read(self.hardware_file(live)).map_err(failed())?;
+        let unfinished = Unfinished::make(image).map_err(failed())?;
+        std::fs::write(unfinished.0.join(HARDWARE), hardware).map_err(failed())?;
+        let state = File::create_new(unfinished.0.join(STATE)).map_err(failed())?;
+        // QEMU has to move for this; the machine does not.
+        live.thaw()?;
+        let saved = async {
+            let mut monitor = self.monitor(live).await?;
+            if monitor.is_running().await.map_err(cannot)? {
+                return Err(cannot(io::Error::other("the machine does not stand still")));
+            }
+            monitor.save(&state).await.map_err(cannot)
+        }
+        .await;
+        live.freeze().await?;
+        saved?;
+        tracing::debug!(id = %live.id, took = ?began.elapsed(), "the machine's state is read");
+
+        let version = format!("qemu {}", self.usable_qemu()?.version);
+        let (pool, id, image) = (self.host.pool.clone(), live.id.clone(), image.to_owned());
+        let (guest_hash, uid_base) = (live.guest_hash.clone(), live.uid_base);
+        Ok(Dumped::new(async move {
+            let committed = tokio::task::spawn_blocking(move || {
+                let (_, memory) = pool.machine_memory_on_disk(&id)?;
+                let image = Manifest::commit(&unfinished.0, &image, &guest_hash, uid_base, &version)?;
+                Ok(MemoryImage {
+                    size: image.size + memory,
+                    ..image
+                })
+            });
+            let committed = committed.await.unwrap_or_else(|e| Err(io::Error::other(e)));
+            committed.map_err(failed())
+        }))
+    }
+
+    pub(super) async fn restore_machine(&self, spec: &BoxSpec, image: &Path) -> Result<(LiveBox, BoxRecord)> {
+        let began = Instant::now();
+        let qemu = self.usable_qemu()?;
+        let (hardware, state) = {
+            let (image, memory) = (image.to_owned(), self.host.pool.machine_memory(&spec.id));
+            let read = tokio::task::spawn_blocking(move || read(&image, &memory)).await;
+            read.unwrap_or_else(|e| Err(e.to_string()))
+                .map_err(EngineError::BadImage)?
+        };
+        // The limit on the home is as for one that is started; its disk keeps the size it had.
+        self.host.pool.prepare_machine(&spec.id, 0).await?;
+        let checked = began.elapsed();
+        let launched = self.launch(spec, qemu, &hardware, true).await?;
+        let launched_after = began.elapsed();
+        let mut monitor = self.monitor(&launched.live).await?;
+        if let Err(error) = monitor.load(&state).await {
+            return Err(EngineError::BadImage(self.explain(&launched, error).await));
+        }
+        let loaded = began.elapsed();
+        monitor
+            .go_on()
+            .await
+            .map_err(|e| failed("was let go on")(e.into()))?;
+        drop(monitor);
+        match self.introduce(spec, &launched.live).await {
+            Ok(()) => {
+                tracing::debug!(id = %spec.id, ?checked, launched = ?launched_after, ?loaded, done = ?began.elapsed(), "restored");
+                self.keep_hardware(&launched.live, &hardware)?;
+                Ok(launched.settle())
+            }
+            Err(error) => Err(failed("came back")(self.explain(&launched, error).await.into())),
+        }
+    }
+
+    /// Tells a machine that has just gone on who it is, and what time it is.
+    async fn introduce(&self, spec: &BoxSpec, live: &LiveBox) -> io::Result<()> {
+        let network = self
+            .host
+            .network
+            .of_machine(spec.slot)
+            .map_err(io::Error::other)?;
+        let told = async {
+            let link = self.link(live, READY_WITHIN).await?;
+            let order = Order::Resume {
+                hostname: spec.hostname.clone(),
+                network,
+                now_ms: now_ms(),
+                entropy: entropy(),
+            };
+            link.have_done(&order).await
+        };
+        tokio::select! {
+            told = tokio::time::timeout(READY_WITHIN, told) => told.map_err(|_| too_late())?,
+            () = ended(&live.process) => Err(io::Error::other("the machine has ended")),
+        }
+    }
+
+    pub(super) async fn recover_machine(&self, spec: &BoxSpec, image: &Path) -> Result<Option<BoxRecord>> {
+        let group = self.host.cgroups.group(spec.id.as_str());
+        let failed = || EngineError::io("cannot take charge of the restored machine");
+        if !group.exists() {
+            return Ok(None);
+        }
+        let members = group.processes().map_err(failed())?;
+        // A launcher, or several processes, are a machine that has not come up.
+        let [pid] = members[..] else {
+            return Ok(None);
+        };
+        let guest_hash = Manifest::read(image).map_err(EngineError::BadImage)?.guest_hash;
+        let found = Process::open(pid).and_then(|process| {
+            let netns = Arc::new(dorm_sys::namespace::open(pid, "net")?);
+            let record = record_of(Isolation::Vm, &process, &guest_hash)?;
+            Ok((process, netns, record))
+        });
+        let Ok((process, netns, record)) = found else {
+            return Ok(None);
+        };
+        let live = LiveBox::new(process, netns, group, spec, &record);
+        let has_gone_on = async { self.monitor(&live).await.ok()?.is_running().await.ok() };
+        if has_gone_on.await != Some(true) {
+            return Ok(None);
+        }
+        self.host
+            .network
+            .attach_machine(&spec.id, spec.slot, &spec.network)
+            .await?;
+        let Ok(()) = self.introduce(spec, &live).await else {
+            return Ok(None);
+        };
+        let hardware = std::fs::read(image.join(HARDWARE)).map_err(failed())?;
+        let hardware: Hardware = serde_json::from_slice(&hardware).map_err(|e| failed()(e.into()))?;
+        self.keep_hardware(&live, &hardware)?;
+        self.host.remember(live);
+        Ok(Some(record))
+    }
+
+    /// Where it is kept what a machine that runs is made of.
+    fn hardware_file(&self, live: &LiveBox) -> PathBuf {
+        self.host.run_directory(&live.id).join(HARDWARE)
+    }
+
+    pub(super) fn keep_hardware(&self, live: &LiveBox, hardware: &Hardware) -> Result<()> {
+        let file = self.hardware_file(live);
+        let kept = std::fs::create_dir_all(self.host.run_directory(&live.id))
+            .and_then(|()| std::fs::write(file, serde_json::to_vec(hardware)?));
+        kept.map_err(EngineError::io("cannot keep what the machine is made of"))
+    }
+}
+
+/// Everything of an image, compared with its manifest. The error says what is wrong, in words.
+fn read(image: &Path, memory: &Path) -> Result<(Hardware, File), String> {
+    Manifest::open(image)?;
+    let hardware = std::fs::read(image.join(HARDWARE)).map_err(|e| format!("{HARDWARE}: {e}"))?;
+    let hardware: Hardware = serde_json::from_slice(&hardware).map_err(|e| format!("{HARDWARE}: {e}"))?;
+    let found = std::fs::symlink_metadata(memory)
+        .map_err(|e| format!("the home does not hold the memory that goes with it: {e}"))?;
+    if !found.is_file() || found.len() != hardware.memory {
+        return Err("the memory in the home is not the one that goes with it".to_owned());
+    }
+    let state = File::open(image.join(STATE)).map_err(|e| format!("{STATE}: {e}"))?;
+    Ok((hardware, state))
+}

@@ -1,0 +1,298 @@
+//! The way to the guest of a machine: streams over its serial port. See [`dorm_proto::vm`].
+
+use std::io;
+use std::time::Duration;
+
+use dorm_proto::vm::{self, Answer, Epoch, Escape, MAX_MESSAGE, Order, Piece};
+use futures_util::StreamExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio_yamux::{Config, Control, Session, StreamHandle};
+
+const CHUNK: usize = 32 * 1024;
+/// How long to wait for the guest before the beginning is said again: what was on its way when a machine was saved is lost.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// A conversation with a guest. Ends when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Link {
+    control: Streams,
+    tasks: [tokio::task::JoinHandle<()>; 3],
+}
+
+#[derive(Clone)]
+struct Streams(Control);
+
+impl std::fmt::Debug for Streams {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Control")
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl Link {
+    /// Begins a conversation over the host's end of the port. Waits for the guest, for as long as it takes.
+    pub(crate) async fn begin(stream: UnixStream) -> io::Result<Self> {
+        let mut epoch = Epoch::default();
+        getrandom::fill(&mut epoch).map_err(io::Error::other)?;
+        let (mut from_port, mut to_port) = stream.into_split();
+        let mut escape = Escape::default();
+        agree(&mut from_port, &mut to_port, &mut escape, epoch).await?;
+
+        let (ours, theirs) = tokio::io::duplex(2 * CHUNK);
+        let (from_session, to_session) = tokio::io::split(ours);
+        let config = Config {
+            // A machine that stands still answers nothing, and is well.
+            enable_keepalive: false,
+            ..Config::default()
+        };
+        let mut session = Session::new_client(theirs, config);
+        let control = Streams(session.control());
+        // Guests open no streams; driving the session is all there is to it.
+        let driver = tokio::spawn(async move { while let Some(Ok(_)) = session.next().await {} });
+        let incoming = tokio::spawn(incoming(from_port, to_session, escape));
+        let outgoing = tokio::spawn(outgoing(from_session, to_port));
+        Ok(Self {
+            control,
+            tasks: [driver, incoming, outgoing],
+        })
+    }
+
+    /// Whether it has come to its end.
+    pub(crate) fn is_over(&self) -> bool {
+        self.tasks.iter().any(tokio::task::JoinHandle::is_finished)
+    }
+
+    /// A stream that begins with `order`.
+    pub(crate) async fn stream(&self, order: &Order) -> io::Result<StreamHandle> {
+        let mut stream = self
+            .control
+            .clone()
+            .0
+            .open_stream()
+            .await
+            .map_err(|e| io::Error::new(io::ErrorKind::BrokenPipe, e.to_string()))?;
+        let message = serde_json::to_vec(order)?;
+        let length = u32::try_from(message.len()).map_err(io::Error::other)?;
+        let mut bytes = length.to_be_bytes().to_vec();
+        bytes.extend_from_slice(&message);
+        stream.write_all(&bytes).await?;
+        stream.flush().await?;
+        Ok(stream)
+    }
+
+    /// Has `order` done, and gives what the guest answers.
+    pub(crate) async fn order(&self, order: &Order) -> io::Result<Answer> {
+        let mut stream = self.stream(order).await?;
+        answer(&mut stream).await
+    }
+
+    /// As [`Link::order`], where the only good answer is that it is done.
+    pub(crate) async fn have_done(&self, order: &Order) -> io::Result<()> {
+        match self.order(order).await? {
+            Answer::Done => Ok(()),
+            Answer::Failed(reason) => Err(io::Error::other(reason)),
+            other => Err(io::Error::other(format!("the guest answers {other:?}"))),
+        }
+    }
+}
+
+pub(crate) async fn answer(stream: &mut StreamHandle) -> io::Result<Answer> {
+    let length = stream.read_u32().await? as usize;
+    if length > MAX_MESSAGE {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut message = vec![0; length];
+    stream.read_exact(&mut message).await?;
+    Ok(serde_json::from_slice(&message)?)
+}
+
+/// Says the beginning until the guest says the same. What comes before that belongs to nobody.
+async fn agree(
+    from_port: &mut OwnedReadHalf,
+    to_port: &mut OwnedWriteHalf,
+    escape: &mut Escape,
+    epoch: Epoch,
+) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        to_port.write_all(&vm::beginning(epoch)).await?;
+        let again = tokio::time::sleep(PATIENCE);
+        tokio::pin!(again);
+        loop {
+            let read = tokio::select! {
+                read = from_port.read(&mut buffer) => read?,
+                () = &mut again => break,
+            };
+            if read == 0 {
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the machine has ended",
+                ));
+            }
+            escape.push(&buffer[..read]);
+            while let Some(piece) = escape.next_piece() {
+                if piece == Piece::Begin(epoch) {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+async fn incoming(mut from_port: OwnedReadHalf, mut to_session: WriteHalf<DuplexStream>, mut escape: Escape) {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        while let Some(piece) = escape.next_piece() {
+            if let Piece::Data(data) = piece
+                && to_session.write_all(&data).await.is_err()
+            {
+                return;
+            }
+        }
+        match from_port.read(&mut buffer).await {
+            Ok(n @ 1..) => escape.push(&buffer[..n]),
+            _ => break,
+        }
+    }
+    // So that all streams come to their end.
+    let _ = to_session.shutdown().await;
+}
+
+async fn outgoing(mut from_session: ReadHalf<DuplexStream>, mut to_port: OwnedWriteHalf) {
+    let mut buffer = vec![0; CHUNK];
+    let mut escaped = Vec::with_capacity(CHUNK + CHUNK / 64);
+    while let Ok(n @ 1..) = from_session.read(&mut buffer).await {
+        escaped.clear();
+        vm::escape(&buffer[..n], &mut escaped);
+        if to_port.write_all(&escaped).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncRead, AsyncWrite};
+
+    /// A guest's end of the port: answers each beginning, and every order but those for a port with `Done`.
+    async fn guest(stream: UnixStream) {
+        let (mut from_port, to_port) = stream.into_split();
+        let to_port = std::sync::Arc::new(tokio::sync::Mutex::new(to_port));
+        let mut escape = Escape::default();
+        let mut session: Option<WriteHalf<DuplexStream>> = None;
+        let mut buffer = vec![0; 1000];
+        while let Ok(n @ 1..) = from_port.read(&mut buffer).await {
+            escape.push(&buffer[..n]);
+            while let Some(piece) = escape.next_piece() {
+                match piece {
+                    Piece::Begin(epoch) => {
+                        to_port
+                            .lock()
+                            .await
+                            .write_all(&vm::beginning(epoch))
+                            .await
+                            .unwrap();
+                        let (ours, theirs) = tokio::io::duplex(1000);
+                        let (from_session, to_session) = tokio::io::split(ours);
+                        session = Some(to_session);
+                        tokio::spawn(send(from_session, to_port.clone()));
+                        tokio::spawn(answer_all(theirs));
+                    }
+                    Piece::Data(data) => session.as_mut().unwrap().write_all(&data).await.unwrap(),
+                }
+            }
+        }
+    }
+
+    async fn send(mut from: ReadHalf<DuplexStream>, to: std::sync::Arc<tokio::sync::Mutex<OwnedWriteHalf>>) {
+        let mut buffer = vec![0; 1000];
+        while let Ok(n @ 1..) = from.read(&mut buffer).await {
+            let mut escaped = Vec::new();
+            vm::escape(&buffer[..n], &mut escaped);
+            if to.lock().await.write_all(&escaped).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn answer_all(port: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
+        let mut session = Session::new_server(port, Config::default());
+        while let Some(Ok(mut stream)) = session.next().await {
+            tokio::spawn(async move {
+                let length = stream.read_u32().await.unwrap();
+                let mut order = vec![0; length as usize];
+                stream.read_exact(&mut order).await.unwrap();
+                let answer = match serde_json::from_slice(&order).unwrap() {
+                    Order::Port { .. } => Answer::Refused,
+                    Order::Guest => {
+                        let (mut from, mut to) = tokio::io::split(stream);
+                        tokio::io::copy(&mut from, &mut to).await.unwrap();
+                        return;
+                    }
+                    _ => Answer::Done,
+                };
+                let answer = serde_json::to_vec(&answer).unwrap();
+                stream.write_u32(answer.len() as u32).await.unwrap();
+                stream.write_all(&answer).await.unwrap();
+                stream.flush().await.unwrap();
+            });
+        }
+    }
+
+    #[tokio::test]
+    async fn orders_are_answered_and_streams_carry_every_byte() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        tokio::spawn(guest(theirs));
+        let link = Link::begin(ours).await.unwrap();
+        link.have_done(&Order::Sync).await.unwrap();
+        let refused = link.order(&Order::Port { port: 1 }).await.unwrap();
+        assert_eq!(refused, Answer::Refused);
+        let mut stream = link.stream(&Order::Guest).await.unwrap();
+        let sent: Vec<u8> = (0..=255u8).cycle().take(10_000).collect();
+        stream.write_all(&sent).await.unwrap();
+        let mut received = vec![0; sent.len()];
+        stream.read_exact(&mut received).await.unwrap();
+        assert_eq!(received, sent);
+    }
+
+    #[tokio::test]
+    async fn what_a_port_still_holds_of_another_conversation_is_passed_over() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut old = vm::beginning([7; 8]);
+        vm::escape(b"the end of an answer", &mut old);
+        old.push(0xff);
+        theirs.write_all(&old).await.unwrap();
+        tokio::spawn(guest(theirs));
+        let link = Link::begin(ours).await.unwrap();
+        link.have_done(&Order::Stop).await.unwrap();
+        assert!(!link.is_over());
+    }
+
+    #[tokio::test]
+    async fn a_machine_that_ends_ends_the_conversation_and_its_streams() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let theirs = theirs.into_std().unwrap();
+        let machine = theirs.try_clone().unwrap();
+        tokio::spawn(guest(UnixStream::from_std(theirs).unwrap()));
+        let link = Link::begin(ours).await.unwrap();
+        let mut stream = link.stream(&Order::Guest).await.unwrap();
+        stream.write_all(b"a").await.unwrap();
+        assert_eq!(stream.read_u8().await.unwrap(), b'a');
+        machine.shutdown(std::net::Shutdown::Both).unwrap();
+        assert!(stream.read_u8().await.is_err());
+        while !link.is_over() {
+            tokio::task::yield_now().await;
+        }
+        assert!(link.order(&Order::Sync).await.is_err());
+    }
+}

@@ -1,0 +1,180 @@
+//! Boxes as virtual machines: the box has a kernel of its own, run by a QEMU that is itself confined.
+//!
+//! ```text
+//!  Vm ──▶ launch::machine (jail) ──▶ QEMU ──▶ kernel, guest (process 1)
+//!   ├──▶ monitor: QMP on a socket in QEMU's network namespace      │
+//!   └──▶ link: streams on the machine's serial port ───────────────┘
+//! ```
+//!
+//! The home of a machine holds two files, its disk and its memory, which QEMU maps. So a snapshot of the home has both at one
+//! instant, and a memory image is the state of the devices alone: saving copies no memory, and waking reads none.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use async_trait::async_trait;
+use tokio::net::UnixStream;
+
+use self::link::Link;
+use self::monitor::Monitor;
+use self::qemu::{Accelerator, Qemu};
+use crate::engines::Kind;
+use crate::host::{Host, LiveBox};
+use crate::{BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result};
+
+mod checkpoint;
+mod command;
+mod cpio;
+mod link;
+mod monitor;
+mod qemu;
+mod reach;
+mod start;
+
+/// The engine of machines of one daemon.
+#[derive(Debug)]
+pub(crate) struct Vm {
+    host: Arc<Host>,
+    /// Looked for whenever it is needed, until it is found.
+    qemu: OnceLock<Qemu>,
+    /// Held while a disk is made of files, which is done once for each template.
+    making_disk: tokio::sync::Mutex<()>,
+    talks: Mutex<HashMap<Id, Arc<Talk>>>,
+}
+
+/// What is known of the guest of a machine, beside what the host keeps.
+#[derive(Debug, Default)]
+struct Talk {
+    /// Of the process that runs the machine.
+    pid: i32,
+    link: tokio::sync::Mutex<Option<Arc<Link>>>,
+    /// The ports that were listened on when the machine was stopped.
+    listening: Mutex<Vec<Listening>>,
+}
+
+impl Talk {
+    fn is_over(&self) -> bool {
+        let link = self.link.try_lock();
+        link.is_ok_and(|link| link.as_ref().is_some_and(|link| link.is_over()))
+    }
+}
+
+impl Vm {
+    pub(crate) fn open(host: Arc<Host>) -> Self {
+        Self {
+            host,
+            qemu: OnceLock::new(),
+            making_disk: tokio::sync::Mutex::default(),
+            talks: Mutex::default(),
+        }
+    }
+
+    fn qemu(&self) -> Result<&Qemu, String> {
+        if let Some(qemu) = self.qemu.get() {
+            return Ok(qemu);
+        }
+        let found = Qemu::find()?;
+        Ok(self.qemu.get_or_init(|| found))
+    }
+
+    fn talk(&self, live: &LiveBox) -> Arc<Talk> {
+        let mut talks = self.talks.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_now = |talk: &&Arc<Talk>| talk.pid == live.process.pid;
+        if let Some(talk) = talks.get(&live.id).filter(of_now) {
+            return Arc::clone(talk);
+        }
+        // A good time to forget those of boxes that are gone.
+        talks.retain(|_, talk| !talk.is_over());
+        let talk = Arc::new(Talk {
+            pid: live.process.pid,
+            ..Talk::default()
+        });
+        talks.insert(live.id.clone(), Arc::clone(&talk));
+        talk
+    }
+
+    /// Whether machines are as quick as an agent's owner would expect who has not asked for one.
+    pub(crate) fn is_fast(&self) -> bool {
+        self.qemu().is_ok_and(|qemu| match qemu.accelerator {
+            Accelerator::Tcg => false,
+        })
+    }
+
+    async fn monitor(&self, live: &LiveBox) -> Result<Monitor> {
+        let failed = || EngineError::io("cannot reach QEMU");
+        let stream = self
+            .socket(live, command::MONITOR_SOCKET)
+            .await
+            .map_err(failed())?;
+        Monitor::open(stream).await.map_err(failed())
+    }
+
+    async fn socket(&self, live: &LiveBox, name: &'static str) -> std::io::Result<UnixStream> {
+        let inside = self.host.network.inside();
+        let stream = inside.connect(Arc::clone(&live.netns), name).await?;
+        UnixStream::from_std(stream)
+    }
+}
+
+#[async_trait]
+impl Kind for Vm {
+    async fn start(&self, spec: &BoxSpec) -> Result<BoxRecord> {
+        self.host.occupy(spec, self.start_machine(spec)).await
+    }
+
+    async fn restore(&self, spec: &BoxSpec, image: &Path) -> Result<BoxRecord> {
+        self.host.occupy(spec, self.restore_machine(spec, image)).await
+    }
+
+    async fn recover(&self, spec: &BoxSpec, image: &Path) -> Result<Option<BoxRecord>> {
+        self.recover_machine(spec, image).await
+    }
+
+    async fn dump(&self, live: &LiveBox, image: &Path) -> Result<Dumped> {
+        self.dump_machine(live, image).await
+    }
+
+    async fn connect(&self, live: &LiveBox) -> Result<Box<dyn GuestStream>> {
+        self.connect_guest(live).await
+    }
+
+    async fn connect_port(&self, live: &LiveBox, port: u16) -> Result<Box<dyn GuestStream>> {
+        self.connect_to(live, port).await
+    }
+
+    async fn listening(&self, live: &LiveBox) -> Result<Vec<Listening>> {
+        self.ports(live).await
+    }
+
+    async fn freeze(&self, live: &LiveBox) -> Result<()> {
+        self.freeze_machine(live).await
+    }
+
+    async fn thaw(&self, live: &LiveBox) -> Result<()> {
+        self.thaw_machine(live).await
+    }
+
+    async fn ask_to_end(&self, live: &LiveBox) {
+        if let Err(error) = self.turn_off(live).await {
+            tracing::debug!(id = %live.id, error = %crate::chain(&error), "the machine cannot be asked to end");
+        }
+    }
+
+    fn can_run(&self) -> Result<(), String> {
+        self.qemu().map(|_| ())
+    }
+
+    fn can_checkpoint(&self) -> Result<(), String> {
+        self.can_run()
+    }
+}
+
+/// What this host has for machines, or what is missing, in words.
+pub(crate) fn look(data: &Path) -> Result<String, String> {
+    let found = Qemu::find()?.describe();
+    Ok(match start::last_boot(data) {
+        Some(took) => format!("{found}; the last start took {:.1} s", took.as_secs_f64()),
+        None => found,
+    })
+}

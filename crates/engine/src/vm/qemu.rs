@@ -1,0 +1,153 @@
+//! What this host has for machines: QEMU, and a kernel with an initial file system for them.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use dorm_proto::vm::{INIT, LATER_MODULES, MODULES};
+use serde::{Deserialize, Serialize};
+
+use super::cpio::Archive;
+use crate::guest_binary::GuestBinary;
+
+/// What `scripts/setup-vm` fetched.
+const KERNELS: &str = "/usr/local/lib/dorm/vm";
+const PROGRAM: &str = "qemu-system-x86_64";
+const FIX: &str = "scripts/setup-vm installs it";
+
+/// What a machine's instructions are run by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Accelerator {
+    /// QEMU's translator: it works wherever QEMU does, and is many times slower than the processor itself.
+    Tcg,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Qemu {
+    pub(crate) program: PathBuf,
+    pub(crate) version: String,
+    /// QEMU's newest machine of the kind, with its version: what is made of it now, later ones can load.
+    pub(crate) machine: String,
+    pub(crate) accelerator: Accelerator,
+    pub(crate) kernel: PathBuf,
+    pub(crate) kernel_version: String,
+}
+
+impl Qemu {
+    /// The error says what is missing, in words.
+    pub(crate) fn find() -> Result<Self, String> {
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        let program = std::env::split_paths(&folders)
+            .chain([PathBuf::from("/usr/bin")])
+            .map(|folder| folder.join(PROGRAM))
+            .find(|program| program.is_file())
+            .ok_or_else(|| format!("{PROGRAM} is not installed; {FIX}"))?;
+        let kernel = Path::new(KERNELS).join("kernel");
+        if !kernel.is_file() {
+            return Err(format!("there is no kernel for machines in {KERNELS}; {FIX}"));
+        }
+        let version = say(&program, "--version")?;
+        let machines = say(&program, "-machine=help")?;
+        let kernel_version = fs::read_to_string(Path::new(KERNELS).join("version")).unwrap_or_default();
+        Ok(Self {
+            version: version_in(&version).unwrap_or_else(|| "of an unknown version".to_owned()),
+            machine: newest_machine(&machines).ok_or("QEMU has no machine q35")?,
+            accelerator: Accelerator::Tcg,
+            kernel,
+            kernel_version: kernel_version
+                .trim()
+                .trim_start_matches("linux-image-")
+                .to_owned(),
+            program,
+        })
+    }
+
+    /// What there is, in words.
+    pub(crate) fn describe(&self) -> String {
+        format!(
+            "QEMU {}, {}, kernel {}; emulation (tcg): slow",
+            self.version, self.machine, self.kernel_version
+        )
+    }
+
+    /// The initial file system with `guest`, in the folder of guests. Made if it is not there.
+    pub(crate) fn initrd(&self, guest: &GuestBinary) -> io::Result<PathBuf> {
+        let name = blake3::hash(format!("{}\n{}", guest.hash, self.kernel_version).as_bytes()).to_hex();
+        let path = guest.path.with_file_name(format!("initrd-{}", &name[..32]));
+        if path.exists() {
+            return Ok(path);
+        }
+        let mut archive = Archive::default();
+        for folder in ["dev", "proc", "sys", "root"] {
+            archive.folder(folder);
+        }
+        archive.file(INIT.trim_start_matches('/'), &fs::read(&guest.path)?);
+        for (from, to) in [("early", MODULES), ("later", LATER_MODULES)] {
+            let to = to.trim_start_matches('/');
+            archive.folder(to);
+            for entry in fs::read_dir(Path::new(KERNELS).join(from))? {
+                let entry = entry?;
+                let name = entry.file_name();
+                archive.file(
+                    &format!("{to}/{}", name.to_string_lossy()),
+                    &fs::read(entry.path())?,
+                );
+            }
+        }
+        // Under another name until it is whole; two that make it at once make the same.
+        let unfinished = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new("/")))?;
+        fs::write(unfinished.path(), archive.finish())?;
+        unfinished.as_file().sync_all()?;
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(unfinished.path(), fs::Permissions::from_mode(0o644))?;
+        unfinished.persist(&path).map_err(|e| e.error)?;
+        Ok(path)
+    }
+}
+
+fn say(program: &Path, argument: &str) -> Result<String, String> {
+    let mut command = Command::new(program);
+    command.args(argument.split('=')).stdin(Stdio::null());
+    let said = command
+        .output()
+        .map_err(|e| format!("{} does not run: {e}", program.display()))?;
+    if !said.status.success() {
+        let reason = String::from_utf8_lossy(&said.stderr);
+        return Err(format!("{} does not run: {}", program.display(), reason.trim()));
+    }
+    Ok(String::from_utf8_lossy(&said.stdout).into_owned())
+}
+
+fn version_in(text: &str) -> Option<String> {
+    let mut words = text.split_whitespace().skip_while(|word| *word != "version");
+    words.nth(1).map(str::to_owned)
+}
+
+fn newest_machine(listed: &str) -> Option<String> {
+    let alias = listed.lines().find(|line| line.starts_with("q35 "))?;
+    let (_, name) = alias.rsplit_once("(alias of ")?;
+    Some(name.trim().trim_end_matches(')').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_machine_is_found_among_all() {
+        let listed = "Supported machines are:\nmicrovm              microvm (i386)\n\
+            q35                  Standard PC (Q35 + ICH9, 2009) (alias of pc-q35-7.2)\n\
+            pc-q35-7.1           Standard PC (Q35 + ICH9, 2009)\n";
+        assert_eq!(newest_machine(listed).as_deref(), Some("pc-q35-7.2"));
+        assert_eq!(newest_machine("none             empty machine\n"), None);
+    }
+
+    #[test]
+    fn the_version_is_the_word_after_the_word() {
+        let text = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright";
+        assert_eq!(version_in(text).as_deref(), Some("7.2.22"));
+        assert_eq!(version_in(""), None);
+    }
+}

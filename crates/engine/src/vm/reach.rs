@@ -1,0 +1,142 @@
+//! What is asked of a machine that runs, through its guest and through QEMU.
+
+use std::io;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use dorm_proto::vm::{Answer, Order};
+
+use super::link::{self, Link};
+use super::{Vm, command};
+use crate::host::LiveBox;
+use crate::network::listening_in;
+use crate::{EngineError, GuestStream, Listening, Result};
+
+/// How long a guest may take to begin a conversation, or to do what it is told, before it is given up.
+const WITHIN: Duration = Duration::from_secs(30);
+
+/// Milliseconds since the epoch.
+pub(super) fn now_ms() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
+}
+
+pub(super) fn too_late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the guest does not answer")
+}
+
+impl Vm {
+    /// The conversation with the guest; a new one where the last is over.
+    pub(super) async fn link(&self, live: &LiveBox, within: Duration) -> io::Result<Arc<Link>> {
+        let talk = self.talk(live);
+        let mut link = talk.link.lock().await;
+        if let Some(link) = link.as_ref().filter(|link| !link.is_over()) {
+            return Ok(Arc::clone(link));
+        }
+        // The port has room for one daemon at a time.
+        *link = None;
+        let stream = self.socket(live, command::GUEST_SOCKET).await?;
+        let begun = tokio::time::timeout(within, Link::begin(stream)).await;
+        let begun = Arc::new(begun.map_err(|_| too_late())??);
+        *link = Some(Arc::clone(&begun));
+        Ok(begun)
+    }
+
+    async fn have_done(&self, live: &LiveBox, order: &Order) -> io::Result<()> {
+        let link = self.link(live, WITHIN).await?;
+        let done = tokio::time::timeout(WITHIN, link.have_done(order)).await;
+        done.map_err(|_| too_late())?
+    }
+
+    pub(super) async fn connect_guest(&self, live: &LiveBox) -> Result<Box<dyn GuestStream>> {
+        let failed = || EngineError::io("cannot reach the guest");
+        let link = self.link(live, WITHIN).await.map_err(failed())?;
+        let stream = link.stream(&Order::Guest).await.map_err(failed())?;
+        Ok(Box::new(stream))
+    }
+
+    pub(super) async fn connect_to(&self, live: &LiveBox, port: u16) -> Result<Box<dyn GuestStream>> {
+        let failed = || EngineError::io("cannot reach a port of the box");
+        let link = self.link(live, WITHIN).await.map_err(failed())?;
+        let mut stream = link.stream(&Order::Port { port }).await.map_err(failed())?;
+        let answered = tokio::time::timeout(WITHIN, link::answer(&mut stream)).await;
+        match answered.map_err(|_| failed()(too_late()))?.map_err(failed())? {
+            Answer::Done => Ok(Box::new(stream)),
+            Answer::Refused => Err(EngineError::PortClosed {
+                id: live.id.clone(),
+                port,
+            }),
+            other => Err(failed()(io::Error::other(format!("{other:?}")))),
+        }
+    }
+
+    pub(super) async fn ports(&self, live: &LiveBox) -> Result<Vec<Listening>> {
+        let failed = || EngineError::io("cannot read the ports of the box");
+        if live.group.frozen().map_err(failed())? {
+            let talk = self.talk(live);
+            return Ok(talk
+                .listening
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone());
+        }
+        let link = self.link(live, WITHIN).await.map_err(failed())?;
+        let answer = tokio::time::timeout(WITHIN, link.order(&Order::Listening)).await;
+        match answer.map_err(|_| failed()(too_late()))?.map_err(failed())? {
+            Answer::Listening(tables) => Ok(listening_in(&tables)),
+            other => Err(failed()(io::Error::other(format!("{other:?}")))),
+        }
+    }
+
+    /// Stops the machine, and then the process that runs it. What was written in it is on its disk before.
+    pub(super) async fn freeze_machine(&self, live: &LiveBox) -> Result<()> {
+        let failed = || EngineError::io("cannot stop the machine");
+        if live.group.frozen().map_err(failed())? {
+            return Ok(());
+        }
+        let mut monitor = self.monitor(live).await?;
+        if monitor.is_running().await.map_err(failed())? {
+            // Its memory has what its disk has not, and is as safe. But whoever loses the one has the other.
+            if let Err(error) = self.have_done(live, &Order::Sync).await {
+                tracing::warn!(id = %live.id, %error, "the machine stands by with writes that are not on its disk");
+            }
+            if let Ok(ports) = self.ports(live).await {
+                *self
+                    .talk(live)
+                    .listening
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner) = ports;
+            }
+            monitor.stop().await.map_err(failed())?;
+        }
+        live.freeze().await
+    }
+
+    pub(super) async fn thaw_machine(&self, live: &LiveBox) -> Result<()> {
+        let failed = || EngineError::io("cannot let the machine go on");
+        live.thaw()?;
+        let mut monitor = self.monitor(live).await?;
+        if monitor.is_running().await.map_err(failed())? {
+            return Ok(());
+        }
+        monitor.go_on().await.map_err(failed())?;
+        // Its clock stood still with it.
+        let clock = Order::Clock { now_ms: now_ms() };
+        if let Err(error) = self.have_done(live, &clock).await {
+            tracing::warn!(id = %live.id, %error, "the machine's clock could not be set");
+        }
+        Ok(())
+    }
+
+    pub(super) async fn turn_off(&self, live: &LiveBox) -> Result<()> {
+        self.thaw_machine(live).await?;
+        self.have_done(live, &Order::Stop)
+            .await
+            .map_err(EngineError::io("cannot tell the guest to end"))?;
+        // Nobody will go on with it, and what was in it is nobody's business. The machine has it until it ends.
+        self.host
+            .pool
+            .forget_memory(&live.id)
+            .map_err(EngineError::io("cannot remove the machine's memory"))
+    }
+}

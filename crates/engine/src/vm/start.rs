@@ -1,0 +1,256 @@
+//! Bringing up a machine, from its disk or from a state that was saved.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dorm_proto::vm::Order;
+use dorm_sys::cgroup::{Group, GroupLimits};
+use dorm_sys::process::Process;
+use rustix::process::Signal;
+
+use super::Vm;
+use super::command::Hardware;
+use super::qemu::Qemu;
+use super::reach::{now_ms, too_late};
+use crate::host::{LiveBox, ended, failed, record_of};
+use crate::launch::machine::{MEMORY, Machine};
+use crate::launch::{self, Job, Preparation, Report, Volume};
+use crate::packet::PacketSocket;
+use crate::{BoxRecord, BoxSpec, EngineError, Isolation, Result};
+
+/// How long QEMU may take to be there.
+const LAUNCHED_WITHIN: Duration = Duration::from_secs(30);
+/// How long a guest may take to answer. In emulation, on a busy host, a kernel takes its time.
+pub(super) const READY_WITHIN: Duration = Duration::from_secs(120);
+const PAUSE: Duration = Duration::from_millis(2);
+/// What QEMU takes beside the machine's memory: code translated at run time, mostly.
+const OWN_MEMORY: u64 = 320 << 20;
+/// QEMU's threads, those that wait for the disk included.
+const OWN_THREADS: u32 = 256;
+const LEAST_MEMORY: u64 = 128 << 20;
+
+impl Vm {
+    pub(super) async fn start_machine(&self, spec: &BoxSpec) -> Result<(LiveBox, BoxRecord)> {
+        if !spec.volumes.is_empty() {
+            return Err(EngineError::NoEngine {
+                isolation: Isolation::Vm,
+                reason: "they cannot mount volumes; an agent with volumes needs another isolation".to_owned(),
+            });
+        }
+        let qemu = self.usable_qemu()?;
+        let hardware = Hardware {
+            machine: qemu.machine.clone(),
+            accelerator: qemu.accelerator,
+            processors: spec.limits.cpu_millis.div_ceil(1000).max(1),
+            memory: spec.limits.memory.max(LEAST_MEMORY) >> 20 << 20,
+        };
+        {
+            let _alone = self.making_disk.lock().await;
+            self.host.pool.prepare_machine(&spec.id, spec.limits.disk).await?;
+        }
+        self.host
+            .pool
+            .renew_machine_memory(&spec.id, hardware.memory)
+            .await?;
+        let began = Instant::now();
+        let launched = self.launch(spec, qemu, &hardware, false).await?;
+        let order = Order::Boot {
+            config: Box::new(spec.boot.clone()),
+            network: self.host.network.of_machine(spec.slot)?,
+            now_ms: now_ms(),
+            entropy: entropy(),
+        };
+        let booted = async {
+            let link = self.link(&launched.live, READY_WITHIN).await?;
+            let done = tokio::time::timeout(READY_WITHIN, link.have_done(&order)).await;
+            done.map_err(|_| too_late())?
+        };
+        let outcome = tokio::select! {
+            booted = booted => booted,
+            () = ended(&launched.live.process) => Err(io::Error::other("the machine has ended")),
+        };
+        match outcome {
+            Ok(()) => {
+                self.keep_hardware(&launched.live, &hardware)?;
+                note_boot(&self.host.work, began.elapsed());
+                Ok(launched.settle())
+            }
+            Err(error) => Err(failed("was booted")(self.explain(&launched, error).await.into())),
+        }
+    }
+
+    pub(super) fn usable_qemu(&self) -> Result<&Qemu> {
+        self.qemu().map_err(|reason| EngineError::NoEngine {
+            isolation: Isolation::Vm,
+            reason,
+        })
+    }
+
+    /// Starts QEMU on the disk and the memory of the home.
+    pub(super) async fn launch(
+        &self,
+        spec: &BoxSpec,
+        qemu: &Qemu,
+        hardware: &Hardware,
+        waiting: bool,
+    ) -> Result<Launched> {
+        let pool = &self.host.pool;
+        let group = self.group(spec, hardware)?;
+        let machine = Machine {
+            program: qemu.program.clone(),
+            arguments: hardware.arguments(waiting),
+            kernel: qemu.kernel.clone(),
+            initrd: qemu
+                .initrd(&self.host.guest)
+                .map_err(|e| failed("was given its first files")(e.into()))?,
+            interface: self.host.network.machine_interface(&spec.id),
+        };
+        let orders = launch::Spec {
+            home: pool.machine_disk(&spec.id),
+            uid_base: spec.uid_base,
+            volumes: vec![Volume {
+                source: pool.machine_memory(&spec.id),
+                at: MEMORY.to_owned(),
+            }],
+            job: Job::Machine(machine),
+        };
+        let launched = tokio::time::timeout(LAUNCHED_WITHIN, self.spawn(spec, group, &orders)).await;
+        launched.map_err(|e| failed("was launched")(e.into()))?
+    }
+
+    fn group(&self, spec: &BoxSpec, hardware: &Hardware) -> Result<Group> {
+        let limits = self.host.group_limits(&spec.limits)?;
+        let limits = GroupLimits {
+            memory: hardware.memory + OWN_MEMORY,
+            pids: OWN_THREADS,
+            ..limits
+        };
+        self.host
+            .cgroups
+            .create(spec.id.as_str(), &limits)
+            .map_err(|e| failed("was given its limits")(e.into()))
+    }
+
+    async fn spawn(&self, spec: &BoxSpec, group: Group, orders: &launch::Spec) -> Result<Launched> {
+        let cannot = |e: io::Error| failed("was launched")(e.into());
+        let (socket, theirs) = PacketSocket::pair().map_err(cannot)?;
+        let mut launcher = launch::spawn(&self.host.launcher, theirs, Stdio::null()).map_err(cannot)?;
+        let preparation = Preparation {
+            join: group.join_files(),
+            filter: false,
+        };
+        socket.send_json(&preparation).await.map_err(cannot)?;
+        let said = socket.receive().await.map_err(cannot)?;
+        if !matches!(serde_json::from_slice(&said), Ok(Report::Prepared)) {
+            return Err(failed("was launched")(complaint(&said).into()));
+        }
+        socket.send_json(orders).await.map_err(cannot)?;
+        let said = socket.receive().await.map_err(cannot)?;
+        let Ok(Report::Pid(pid)) = serde_json::from_slice(&said) else {
+            return Err(failed("was launched")(complaint(&said).into()));
+        };
+        let process = Process::open(pid).map_err(cannot)?;
+        let _ = launcher.wait().await;
+        let found = netns_of(&process).and_then(|netns| {
+            let record = record_of(Isolation::Vm, &process, &self.host.guest.hash)?;
+            Ok((netns, record))
+        });
+        let (netns, record) = match found {
+            Ok(found) => found,
+            Err(error) => {
+                let _ = process.signal(Signal::KILL);
+                ended(&process).await;
+                return Err(cannot(error));
+            }
+        };
+        let live = LiveBox::new(process, netns, group, spec, &record);
+        let launched = Launched { live, record, socket };
+        self.host
+            .network
+            .attach_machine(&spec.id, spec.slot, &spec.network)
+            .await?;
+        match self.until_monitored(&launched.live).await {
+            Ok(()) => Ok(launched),
+            Err(error) => Err(failed("was launched")(
+                self.explain(&launched, error).await.into(),
+            )),
+        }
+    }
+
+    /// Returns when QEMU has made its sockets, the last of which is the monitor's.
+    async fn until_monitored(&self, live: &LiveBox) -> io::Result<()> {
+        loop {
+            match self.socket(live, super::command::MONITOR_SOCKET).await {
+                Ok(_) => return Ok(()),
+                Err(_) if live.process.has_ended() => return Err(io::Error::other("QEMU has ended")),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                Err(error) => return Err(error),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// What went wrong with a machine, as QEMU or its kernel says it.
+    pub(super) async fn explain(&self, launched: &Launched, error: io::Error) -> String {
+        let complaints = tokio::time::timeout(Duration::from_millis(200), launched.socket.receive());
+        if let Ok(Ok(packet)) = complaints.await {
+            return format!("{error}: {}", complaint(&packet));
+        }
+        let console = async { self.monitor(&launched.live).await.ok()?.console().await.ok() };
+        let console = tokio::time::timeout(Duration::from_secs(2), console).await;
+        let last = console.ok().flatten().unwrap_or_default();
+        match last.lines().next_back() {
+            Some(line) => format!("{error}; its console says last: {line}"),
+            None => error.to_string(),
+        }
+    }
+}
+
+/// A machine whose process is there.
+pub(super) struct Launched {
+    pub(super) live: LiveBox,
+    pub(super) record: BoxRecord,
+    /// QEMU's standard error.
+    socket: PacketSocket,
+}
+
+impl Launched {
+    pub(super) fn settle(self) -> (LiveBox, BoxRecord) {
+        (self.live, self.record)
+    }
+}
+
+/// Milliseconds that the last start of a machine took, for whoever asks what to expect here. In the data directory.
+const LAST_BOOT: &str = "vm-boot";
+
+fn note_boot(work: &Path, took: Duration) {
+    // It is only told to people.
+    let _ = std::fs::write(work.with_file_name(LAST_BOOT), took.as_millis().to_string());
+}
+
+pub(super) fn last_boot(data: &Path) -> Option<Duration> {
+    let text = std::fs::read_to_string(data.join(LAST_BOOT)).ok()?;
+    text.parse().ok().map(Duration::from_millis)
+}
+
+fn netns_of(process: &Process) -> io::Result<Arc<OwnedFd>> {
+    dorm_sys::namespace::open(process.pid, "net").map(Arc::new)
+}
+
+fn complaint(packet: &[u8]) -> String {
+    match serde_json::from_slice(packet) {
+        Ok(Report::Failed(reason)) => reason,
+        _ => String::from_utf8_lossy(packet).trim().to_owned(),
+    }
+}
+
+/// Hexadecimal digits for the machine's random source.
+pub(super) fn entropy() -> String {
+    let mut bytes = [0u8; 64];
+    getrandom::fill(&mut bytes).expect("the kernel's random source answers");
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
