@@ -23,7 +23,7 @@ macro_rules! features {
 
 features![
     agents, api, clocks, code, crash, docs, e2b, examples, exec, files, hibernate, isolation, limits, matrix,
-    network, policy, ports, runner, scale, sleep, streams, survivors, templates, tls, volumes, workloads
+    network, policy, ports, runner, scale, sleep, streams, survivors, templates, tls, vm, volumes, workloads
 ];
 
 const THREADS: usize = 3;

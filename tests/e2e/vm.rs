@@ -1,0 +1,202 @@
+//! Agents whose boxes are virtual machines. In emulation a machine takes seconds to start, so that each test asks for as few
+//! of them as it can, and much of each.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::harness::{self, Agent, Outside, Server, answers_peer_address};
+use crate::network::{connect, is_error};
+
+harness::tests![
+    a_machine_has_a_kernel_of_its_own_and_what_containers_deny,
+    a_ring_of_io_uring_goes_on_over_the_disk_and_the_end_of_the_daemon,
+    forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole,
+    a_machine_without_what_it_needs_is_refused_with_the_reason,
+];
+
+fn machine(server: &Arc<Server>, label: &str) -> Result<Agent> {
+    server.agent_with(label, &["--isolation", "vm", "--memory", "256M", "--cpus", "1"])
+}
+
+/// Sends operations through a ring, one after the other, and counts those that came back.
+const RING: &str = r#"
+import ctypes, mmap, os, struct, time
+libc = ctypes.CDLL(None, use_errno=True)
+params = ctypes.create_string_buffer(120)
+ring = libc.syscall(425, 8, params)
+assert ring >= 0, os.strerror(ctypes.get_errno())
+sq = struct.unpack_from('10I', params, 40)
+cq = struct.unpack_from('10I', params, 80)
+size = max(sq[6] + 8 * 4, cq[5] + 16 * 16)
+rings = mmap.mmap(ring, size, offset=0)
+entries = mmap.mmap(ring, 8 * 64, offset=0x10000000)
+def get(at): return struct.unpack_from('I', rings, at)[0]
+def put(at, value): struct.pack_into('I', rings, at, value)
+secret, count = os.urandom(8).hex(), 0
+while True:
+    tail = get(sq[1])
+    slot = tail & get(sq[2])
+    entries[slot * 64:slot * 64 + 64] = bytes(32) + struct.pack('Q', count) + bytes(24)
+    put(sq[6] + 4 * slot, slot)
+    put(sq[1], tail + 1)
+    assert libc.syscall(426, ring, 1, 1, 1, 0, 0) == 1, os.strerror(ctypes.get_errno())
+    head = get(cq[0])
+    assert get(cq[1]) == head + 1
+    at = cq[5] + 16 * (head & get(cq[2]))
+    assert struct.unpack_from('Qi', rings, at) == (count, 0)
+    put(cq[0], head + 1)
+    count += 1
+    with open('/tmp/ring.new', 'w') as f: f.write(f'{secret} {count}')
+    os.rename('/tmp/ring.new', '/tmp/ring')
+    time.sleep(0.05)
+"#;
+
+/// The ring's secret, and how far it has come.
+fn ring(agent: &Agent) -> Result<(String, u64)> {
+    let text = agent.sh_text("cat /tmp/ring")?;
+    let (secret, count) = text.trim().split_once(' ').context("two words")?;
+    Ok((secret.to_owned(), count.parse()?))
+}
+
+fn goes_on(agent: &Agent, secret: &str, beyond: u64) -> Result<u64> {
+    harness::eventually("the ring goes round", || {
+        let (now, count) = ring(agent)?;
+        ensure!(now == secret, "it is another process");
+        Ok((count > beyond + 2).then_some(count))
+    })
+}
+
+fn a_machine_has_a_kernel_of_its_own_and_what_containers_deny() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = machine(&server, "machine")?;
+    let host = rustix::system::uname();
+    let own = agent.sh_text("uname -v")?;
+    ensure!(own.trim() != host.version().to_string_lossy(), "it has the host's kernel");
+    ensure!(agent.show()?["isolation"] == "vm", "{}", agent.show()?);
+
+    agent.until("modules are loaded", "test -e /dev/loop-control -a -e /dev/fuse -a -e /dev/net/tun")?;
+    let mounted = agent.root_text(
+        "truncate -s 16M /root/image && mke2fs -q /root/image && mkdir -p /mnt/image && mount -o loop /root/image /mnt/image \
+         && echo inside > /mnt/image/file && umount /mnt/image && mount -o loop /root/image /mnt/image && cat /mnt/image/file",
+    )?;
+    ensure!(mounted.trim() == "inside", "{mounted}");
+
+    // What goes in and out: files, ports, the network under the same rules as everybody's.
+    agent.sh("echo given > ~/given")?.succeeded()?;
+    agent.exec_with(&["-d"], &["python3", "-m", "http.server", "8123", "--bind", "127.0.0.1", "--directory", "/home/user"])?.succeeded()?;
+    harness::eventually("the box listens", || {
+        let ports = server.json(&["ports", &agent.name])?;
+        let open = ports.as_array().context("a list")?.iter().any(|one| one["port"] == 8123);
+        Ok(open.then_some(()))
+    })?;
+    let url = server.json(&["url", &agent.name, "8123"])?;
+    let token = url["token"].as_str().context("a token")?.to_owned();
+    let name = format!("8123-{}.localhost", agent.id);
+    let headers = [("Host", name.as_str()), ("e2b-traffic-access-token", token.as_str())];
+    let reply = server.http_with("GET", "/given", &headers, b"")?;
+    ensure!(reply.status == 200 && reply.text() == "given\n", "{} {}", reply.status, reply.text());
+    let outside = Outside::get()?;
+    let there = outside.listen(outside.public)?;
+    harness::eventually("the outside sees the host's address", || {
+        Ok((connect(&agent, there)? == outside.host.to_string()).then_some(()))
+    })?;
+    let host = answers_peer_address(TcpListener::bind("0.0.0.0:0")?)?;
+    let seen = connect(&agent, (outside.host, host.port()).into())?;
+    ensure!(is_error(&seen), "the host was reached: {seen}");
+
+    agent.pause()?;
+    ensure!(agent.sh_text("cat ~/given")?.trim() == "given");
+    agent.stop()?;
+    let left = server.remains.of_box(&agent.id);
+    ensure!(left.is_empty(), "{left:?}");
+    ensure!(agent.sh_text("cat ~/given")?.trim() == "given", "the next command starts it, with its files");
+    Ok(())
+}
+
+fn a_ring_of_io_uring_goes_on_over_the_disk_and_the_end_of_the_daemon() -> Result<()> {
+    let server = Server::start()?;
+    let agent = machine(&server, "ring")?;
+    agent.exec_with(&["-d"], &["python3", "-c", RING])?.succeeded()?;
+    agent.until("the ring goes round", "test -s /tmp/ring")?;
+    let (secret, mut count) = ring(&agent)?;
+    for _ in 0..2 {
+        agent.hibernate()?;
+        let left = server.remains.of_box(&agent.id);
+        ensure!(left.is_empty(), "{left:?}");
+        agent.wake()?;
+        count = goes_on(&agent, &secret, count)?;
+    }
+    let pid = agent.pid()?;
+    server.kill9()?;
+    server.launch(&[])?;
+    ensure!(agent.pid()? == pid, "it is another box: {}", agent.show()?);
+    goes_on(&agent, &secret, count)?;
+    let now: i64 = agent.sh_text("date +%s")?.trim().parse()?;
+    let here = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs() as i64;
+    ensure!((now - here).abs() < 60, "its clock is {} s off", now - here);
+    Ok(())
+}
+
+/// Answers, when asked, with random numbers of the kernel's and with what it has in memory.
+const TELLER: &str = r#"
+import os, time
+secret = os.urandom(8).hex()
+while True:
+    if os.path.exists('/tmp/tell') and not os.path.exists('/tmp/told'):
+        with open('/tmp/told.new', 'w') as f: f.write(secret + ' ' + os.urandom(16).hex())
+        os.rename('/tmp/told.new', '/tmp/told')
+    time.sleep(0.05)
+"#;
+
+/// The secret, and a number drawn now.
+fn told(agent: &Agent) -> Result<(String, String)> {
+    agent.sh("rm -f /tmp/told; touch /tmp/tell")?.succeeded()?;
+    agent.until("the teller tells", "test -e /tmp/told")?;
+    let text = agent.sh_text("cat /tmp/told; rm /tmp/tell")?;
+    let (secret, drawn) = text.trim().split_once(' ').context("two words")?;
+    Ok((secret.to_owned(), drawn.to_owned()))
+}
+
+fn forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole() -> Result<()> {
+    let server = Server::start()?;
+    let agent = machine(&server, "whole")?;
+    agent.exec_with(&["-d"], &["python3", "-c", TELLER])?.succeeded()?;
+    agent.sh("echo before > ~/when; echo before > /dev/shm/when")?.succeeded()?;
+    let (secret, _) = told(&agent)?;
+    let snapshot = server.dorm(&["snapshot", &agent.name])?.text()?;
+    agent.sh("echo after > ~/when; echo after > /dev/shm/when")?.succeeded()?;
+
+    let name = format!("{}-fork", agent.name);
+    server.dorm(&["fork", &agent.name, &name, "--from", snapshot.trim(), "--count", "2"])?.succeeded()?;
+    let mut drawn = Vec::new();
+    for number in 1..=2 {
+        let fork = server.adopt(&format!("{name}-{number}"))?;
+        ensure!(fork.sh_text("cat ~/when /dev/shm/when")? == "before\nbefore", "it is not of the snapshot");
+        ensure!(fork.sh_text("hostname; hostname -I")?.split_whitespace().eq([&fork.name, &fork.address()?]));
+        ensure!(fork.sh_text("cat /run/dorm/agent-id")?.trim() == fork.id);
+        let (kept, number) = told(&fork)?;
+        ensure!(kept == secret, "its memory is another's");
+        drawn.push(number);
+    }
+    ensure!(drawn[0] != drawn[1], "both drew {}", drawn[0]);
+
+    server.dorm(&["rollback", &agent.name, snapshot.trim()])?.succeeded()?;
+    ensure!(agent.sh_text("cat ~/when /dev/shm/when")? == "before\nbefore", "the rollback is not whole");
+    ensure!(told(&agent)?.0 == secret);
+    Ok(())
+}
+
+fn a_machine_without_what_it_needs_is_refused_with_the_reason() -> Result<()> {
+    let server = Server::shared()?;
+    let volume = format!("{}-v", harness::unique("refused"));
+    server.dorm(&["volume", "create", &volume])?.succeeded()?;
+    let name = harness::unique("refused");
+    let mount = format!("{volume}:/data");
+    let refused = server.dorm(&["new", &name, "--isolation", "vm", "--volume", &mount])?;
+    server.dorm(&["volume", "rm", &volume])?.succeeded()?;
+    ensure!(refused.code != 0 && format!("{refused}").contains("they cannot mount volumes"), "{refused}");
+    ensure!(!server.names()?.contains(&name), "it was made");
+    Ok(())
+}
