@@ -61,7 +61,7 @@ assert.ok((await box.listCodeContexts()).some(({ id }) => id === context.id))
 await box.restartCodeContext(context)
 await box.removeCodeContext(context.id)
 await assert.rejects(box.runCode('1', { context }), NotFoundError)
-await assert.rejects(box.runCode('while (true) {}', { language: 'javascript', timeoutMs: 1000 }), TimeoutError)
+await assert.rejects(box.runCode('await new Promise(() => {})', { language: 'javascript', timeoutMs: 1000 }), TimeoutError)
 assert.equal((await javascript('list.length')).text, '1')
 
 // Asleep and awake

@@ -1,18 +1,26 @@
 // Runs JavaScript and TypeScript piece by piece, as the console of a browser does: V8's own REPL mode knows top-level await, and lets names be
-// declared again. Commands come in lines of JSON on one pipe, which a thread of its own reads, so that a loop without end can be
-// interrupted; answers go out on another.
+// declared again. Commands come in lines of JSON on one pipe, which a thread of its own reads; answers go out on another.
 'use strict'
 const { Worker, isMainThread, parentPort, workerData } = require('node:worker_threads')
 const fs = require('node:fs')
 const inspector = require('node:inspector')
+
+// What both threads know: the numbers of the execution that was begun last, and of the last one that is over.
+const RUNNING = 0
+const FINISHED = 1
 
 if (isMainThread) main()
 else listen()
 
 /** The thread that hears commands. */
 function listen() {
-  const session = new inspector.Session()
-  session.connectToMainThread()
+  const state = new Int32Array(workerData.state)
+  // Only the execution that is meant: not before it has begun, and never the one after it.
+  function interrupt(number) {
+    if (Atomics.load(state, FINISHED) >= number) return
+    if (Atomics.load(state, RUNNING) !== number) return void setTimeout(interrupt, 10, number)
+    parentPort.postMessage({ type: 'interrupt', number })
+  }
   let text = ''
   const commands = fs.createReadStream(null, { fd: workerData.commands, encoding: 'utf8' })
   commands.on('data', (data) => {
@@ -20,8 +28,8 @@ function listen() {
     text = lines.pop()
     for (const line of lines) {
       const command = JSON.parse(line)
-      if (command.type === 'interrupt') session.post('Runtime.terminateExecution', () => {})
-      parentPort.postMessage(command)
+      if (command.type === 'interrupt') interrupt(command.number)
+      else parentPort.postMessage(command)
     }
   })
   commands.on('end', () => parentPort.postMessage({ type: 'end' }))
@@ -40,7 +48,8 @@ function main() {
   const session = new inspector.Session()
   session.connect()
 
-  /** The execution that is under way: its way to its end. */
+  const state = new Int32Array(new SharedArrayBuffer(8))
+  /** The execution that is under way: its number, and its way to its end. */
   let running = null
 
   function answer(value) {
@@ -142,8 +151,9 @@ function main() {
   async function execute({ code, env, number }) {
     const before = Object.fromEntries(Object.keys(env).map((name) => [name, process.env[name]]))
     Object.assign(process.env, env)
-    const interrupted = new Promise((done) => { running = done })
+    const interrupted = new Promise((end) => { running = { number, end } })
     const name = `\n//# sourceURL=cell-${number}`
+    Atomics.store(state, RUNNING, number)
     try {
       const plain = typescript ? stripTypeScriptTypes(code, { mode: 'transform' }) : code
       const evaluated = post('Runtime.evaluate', { expression: withImports(plain) + name, replMode: true, awaitPromise: true })
@@ -160,6 +170,7 @@ function main() {
       answer(described(error))
     }
     running = null
+    Atomics.store(state, FINISHED, number)
     for (const [name, value] of Object.entries(before)) {
       if (value === undefined) delete process.env[name]
       else process.env[name] = value
@@ -171,10 +182,10 @@ function main() {
   process.on('SIGINT', () => {})
   process.on('uncaughtException', (error) => console.error('Uncaught', error))
   process.on('unhandledRejection', (error) => console.error('Uncaught (in promise)', error))
-  const thread = new Worker(__filename, { workerData: { commands } })
+  const thread = new Worker(__filename, { workerData: { commands, state: state.buffer } })
   thread.on('message', (command) => {
     if (command.type === 'execute') execute(command)
     else if (command.type === 'end') process.exit()
-    else running?.('interrupted')
+    else if (command.number === running?.number) running.end('interrupted')
   })
 }

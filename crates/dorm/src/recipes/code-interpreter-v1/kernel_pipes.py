@@ -180,7 +180,7 @@ class NodeKernel(PipeKernel):
         await self.send(json.dumps({"type": "execute", "code": code, "env": env, "number": self.executions}).encode() + b"\n")
 
     async def interrupted(self):
-        await self.send(b'{"type": "interrupt"}\n')
+        await self.send(json.dumps({"type": "interrupt", "number": self.executions}).encode() + b"\n")
 
     def take(self, answer):
         answer = json.loads(answer)
