@@ -90,8 +90,8 @@ impl FakeEngine {
         self.world().fail_checkpoints.push(reason.to_owned());
     }
 
-    pub fn fail_next_restore(&self, reason: &str) {
-        self.world().fail_restores.push(reason.to_owned());
+    pub fn fail_next_restore(&self, error: EngineError) {
+        self.world().fail_restores.push(error);
     }
 
     /// Memory images can be neither made nor brought back here, for this reason.
@@ -389,11 +389,8 @@ impl Engine for FakeEngine {
         self.can_checkpoint(Isolation::default())
             .map_err(EngineError::CannotCheckpoint)?;
         let mut world = self.world();
-        if let Some(reason) = world.fail_restores.pop() {
-            return Err(EngineError::Start {
-                step: "was restored".to_owned(),
-                source: reason.into(),
-            });
+        if let Some(error) = world.fail_restores.pop() {
+            return Err(error);
         }
         if world.boxes.contains_key(&spec.id) {
             return Err(EngineError::AlreadyRunning(spec.id.clone()));

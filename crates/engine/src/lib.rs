@@ -270,7 +270,7 @@ pub enum EngineError {
     NoHome(Id),
     #[error("there is no volume {0} on this machine")]
     NoVolume(Id),
-    #[error("the pool has no space left ({free} bytes free)")]
+    #[error("no space is left on the disk ({free} bytes free)")]
     NoSpace { free: u64 },
     #[error("nothing listens on port {port} of {id}")]
     PortClosed { id: Id, port: u16 },
@@ -302,6 +302,29 @@ impl EngineError {
         let doing = doing.into();
         move |source| Self::Io { doing, source }
     }
+
+    /// Whether a disk, or the quota of an agent, is full.
+    pub fn is_no_space(&self) -> bool {
+        is_no_space(self)
+    }
+}
+
+/// Whether `error`, or one of its causes, tells of a disk or a quota that is full.
+pub fn is_no_space(error: &(dyn std::error::Error + 'static)) -> bool {
+    use std::io::ErrorKind;
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let full = match (error.downcast_ref(), error.downcast_ref::<std::io::Error>()) {
+            (Some(EngineError::NoSpace { .. }), _) => true,
+            (_, Some(error)) => matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded),
+            _ => false,
+        };
+        if full {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;

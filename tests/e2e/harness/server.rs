@@ -33,6 +33,8 @@ pub(crate) struct Options {
     pub(crate) bare: bool,
     /// Keep the data directory beside the btrfs, so that the server needs a pool of its own.
     pub(crate) beside_pool: bool,
+    /// Keep the data directory on a btrfs of its own, of so many bytes. It begins without a template.
+    pub(crate) disk: Option<u64>,
     /// Build templates as the host would: with its resolvers, and kept for the next run.
     pub(crate) builds: bool,
     /// Speak HTTPS at port 443 of an address of its own, under this domain.
@@ -99,7 +101,7 @@ impl Server {
             seed::ready()?;
         }
         let server = Self::prepare(label, options)?;
-        if !options.bare && !options.beside_pool {
+        if !options.bare && !options.beside_pool && options.disk.is_none() {
             seed::copy_to(&server.data)?;
         }
         server.launch(&[])?;
@@ -109,10 +111,10 @@ impl Server {
     fn prepare(label: &str, options: &Options) -> Result<Server> {
         let world = World::get();
         let number = world.next_server()?;
-        let place = if options.beside_pool {
-            world.root.clone()
-        } else {
-            world.pool()
+        let place = match options.disk {
+            Some(size) => world.disk(number, size)?,
+            None if options.beside_pool => world.root.clone(),
+            None => world.pool(),
         };
         let data = place.join(format!("{label}-{number}"));
         fs::create_dir(&data)?;
@@ -143,7 +145,7 @@ impl Server {
             format!("\"{}\"", outside::resolver_address())
         };
         // What tests build is kept nowhere: few templates are worth it.
-        let templates = if options.bare || options.beside_pool || options.builds {
+        let templates = if options.bare || options.beside_pool || options.builds || options.disk.is_some() {
             ""
         } else {
             "[templates]\ncache = \"\"\n"

@@ -55,12 +55,7 @@ impl World {
             servers: AtomicU32::new(0),
             ending: AtomicBool::new(false),
         };
-        let image = world.root.join("pool.img");
-        fs::File::create(&image)?.set_len(POOL_SIZE)?;
-        command("mkfs.btrfs", &["--quiet", path(&image)])?;
-        let pool = world.pool();
-        fs::create_dir(&pool)?;
-        command("mount", &["-o", "loop,noatime", path(&image), path(&pool)])?;
+        let pool = make_btrfs(&world.root, "pool", POOL_SIZE)?;
         // As systemd has all mounts of a host.
         command("mount", &["--make-shared", path(&pool)])?;
         ensure!(WORLD.set(world).is_ok(), "the world is set up once");
@@ -69,6 +64,11 @@ impl World {
 
     pub(crate) fn pool(&self) -> PathBuf {
         self.root.join("pool")
+    }
+
+    /// A small btrfs for one server.
+    pub(super) fn disk(&self, server: u32, size: u64) -> Result<PathBuf> {
+        make_btrfs(&self.root, &format!("disk-{server}"), size)
     }
 
     /// Refuses to start anything once the run is being ended.
@@ -114,6 +114,16 @@ impl World {
         }
         outside::destroy(&world.root);
     }
+}
+
+/// Makes the file `name.img`, and mounts the btrfs in it at `name`.
+fn make_btrfs(root: &Path, name: &str, size: u64) -> Result<PathBuf> {
+    let (image, at) = (root.join(format!("{name}.img")), root.join(name));
+    fs::File::create(&image)?.set_len(size)?;
+    command("mkfs.btrfs", &["--quiet", path(&image)])?;
+    fs::create_dir(&at)?;
+    command("mount", &["-o", "loop,noatime", path(&image), path(&at)])?;
+    Ok(at)
 }
 
 fn take_slot() -> Result<(u32, fs::File)> {
@@ -184,7 +194,7 @@ fn destroy(root: &Path) -> Result<()> {
     fs::remove_dir_all(root).with_context(|| format!("cannot remove {}", root.display()))
 }
 
-/// Where servers of a run may have had their data: in its pool, or beside it.
+/// Where servers of a run may have had their data: in its pool, on a disk of their own, or beside both.
 fn data_directories(root: &Path) -> Vec<PathBuf> {
     let of = |at: &Path| {
         fs::read_dir(at)
@@ -194,9 +204,12 @@ fn data_directories(root: &Path) -> Vec<PathBuf> {
             .map(|e| e.path())
             .collect::<Vec<_>>()
     };
-    [of(root), of(&root.join("pool"))]
-        .concat()
-        .into_iter()
+    let places = of(root);
+    let inside = places.iter().flat_map(|place| of(place));
+    places
+        .iter()
+        .cloned()
+        .chain(inside)
         .filter(|p| p.join("config.toml").exists())
         .collect()
 }

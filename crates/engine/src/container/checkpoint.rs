@@ -96,7 +96,7 @@ impl Container {
             .prefix("restore-")
             .tempdir_in(&self.host.work);
         let work = work.map_err(EngineError::io("cannot make a directory for criu"))?;
-        Still::mark(image);
+        Still::mark(image).map_err(EngineError::io("cannot mark the memory image as untouched"))?;
         let check = Check::begin(pages);
         let come = self.bring_back(criu, spec, &manifest.guest_hash, guest, image, work.path(), check);
         self.host.occupy(spec, come).await

@@ -18,6 +18,7 @@ mod find;
 pub(crate) mod manifest;
 mod names;
 pub(crate) mod orphans;
+mod room;
 mod rpc;
 
 pub use find::find;
@@ -132,8 +133,13 @@ impl Criu {
             if thawed {
                 group.freeze().map_err(failed())?;
             }
-            let held =
-                dumped.map_err(|refused| EngineError::CannotCheckpoint(self.reason(images, refused)))?;
+            let held = dumped.map_err(|refused| {
+                let reason = self.reason(images, refused);
+                match room::is_lacking(images, &reason) {
+                    Some(free) => EngineError::NoSpace { free },
+                    None => EngineError::CannotCheckpoint(reason),
+                }
+            })?;
             let held = held.unwrap_or_else(|| Ok(names::Names::default()));
             held.and_then(names::Names::leave)
                 .map_err(EngineError::io("cannot keep files that have lost their names"))
@@ -258,7 +264,11 @@ impl Restoring<'_> {
     }
 
     fn refused(&self, refused: rpc::Refused) -> EngineError {
-        EngineError::BadImage(self.criu.reason(self.work, refused))
+        let reason = self.criu.reason(self.work, refused);
+        match room::is_lacking(self.work, &reason) {
+            Some(free) => EngineError::NoSpace { free },
+            None => EngineError::BadImage(reason),
+        }
     }
 }
 

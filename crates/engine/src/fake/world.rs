@@ -14,7 +14,7 @@ pub(super) struct World {
     pub(super) fail_freezes: Vec<String>,
     pub(super) fail_thaws: Vec<String>,
     pub(super) fail_checkpoints: Vec<String>,
-    pub(super) fail_restores: Vec<String>,
+    pub(super) fail_restores: Vec<EngineError>,
     pub(super) cannot_checkpoint: Option<String>,
     pub(super) starts: u64,
     pub(super) stops: u64,

@@ -158,7 +158,7 @@ impl Homes for Pool {
             let limited = File::open(pool.home_path(&id)).and_then(|home| pool.limit(&home, &id, disk));
             limited.map_err(|e| {
                 let _ = pool.delete_in("homes", &id);
-                EngineError::io("cannot limit the home")(e)
+                pool.no_space_or("cannot limit the home")(e)
             })
         })
         .await

@@ -33,7 +33,7 @@ impl Pool {
         let limited = File::open(copy).and_then(|home| self.limit(&home, id, disk));
         limited.map_err(|e| {
             let _ = btrfs::delete_subvolume(into.as_fd(), OsStr::new(name));
-            EngineError::io("cannot limit the home")(e)
+            self.no_space_or("cannot limit the home")(e)
         })
     }
 

@@ -39,9 +39,9 @@ pub(crate) struct Still;
 impl Still {
     const NAME: &str = "still";
 
-    /// Where the disk is full, a restore that is broken off counts as one that is not.
-    pub(crate) fn mark(image: &Path) {
-        let _ = dorm_sys::process::host_boot_id().and_then(|boot| fs::write(image.join(Self::NAME), boot));
+    pub(crate) fn mark(image: &Path) -> std::io::Result<()> {
+        let boot = dorm_sys::process::host_boot_id()?;
+        fs::write(image.join(Self::NAME), boot)
     }
 
     pub(crate) fn unmark(image: &Path) -> std::io::Result<()> {

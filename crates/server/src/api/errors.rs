@@ -95,8 +95,14 @@ impl IntoResponse for ApiError {
     }
 }
 
+/// What to do about a disk that is full.
+const MAKE_ROOM: &str = "it is as it was; delete agents, snapshots or templates, or give the data directory more room, and try again";
+
 impl From<Trouble> for ApiError {
     fn from(trouble: Trouble) -> Self {
+        if trouble.is_no_space() {
+            return Self::new(Code::NoSpace, trouble.in_full()).hint(MAKE_ROOM);
+        }
         let error = match &trouble {
             Trouble::NotFound(_) => {
                 return Self::new(Code::NotFound, trouble.to_string()).hint("`dorm ls` shows the agents");
@@ -118,7 +124,7 @@ impl From<Trouble> for ApiError {
                 "`dorm doctor` says what is missing; mend that and start the daemon again. `dorm stop NAME` gives up its \
                  memory, so that it starts from its files; an ephemeral agent ends with that",
             ),
-            Trouble::Disk { .. } => Self::new(Code::Internal, "").hint("is the disk full?"),
+            Trouble::Disk { .. } => Self::new(Code::Internal, "").hint("the daemon's log says more"),
             Trouble::Engine { source, .. } => engine_error(source),
             Trouble::Bug { .. } | Trouble::Injected(_) => Self::new(Code::Internal, ""),
         };
@@ -149,6 +155,9 @@ fn store_error(error: &StoreError) -> ApiError {
         StoreError::NotFound { .. } => Code::NotFound,
         StoreError::AlreadyExists { .. } => Code::AlreadyExists,
         StoreError::NoSlot { .. } => Code::Unavailable,
+        StoreError::Database { .. } if error.is_full() => {
+            return ApiError::new(Code::NoSpace, in_full(error)).hint(MAKE_ROOM);
+        }
         StoreError::Damaged { .. } | StoreError::Database { .. } | StoreError::Migrate(_) => Code::Internal,
     };
     let answer = ApiError::new(code, in_full(error));
@@ -165,8 +174,7 @@ fn store_error(error: &StoreError) -> ApiError {
 
 fn engine_error(error: &EngineError) -> ApiError {
     match error {
-        EngineError::NoSpace { .. } => ApiError::new(Code::NoSpace, in_full(error))
-            .hint("delete agents or templates, or give the data directory more room"),
+        _ if error.is_no_space() => ApiError::new(Code::NoSpace, in_full(error)).hint(MAKE_ROOM),
         EngineError::NotRunning(_) => ApiError::new(Code::Conflict, in_full(error)),
         EngineError::AlreadyRunning(_) => ApiError::new(Code::Conflict, in_full(error)),
         EngineError::NoEngine { .. } => ApiError::new(Code::Unavailable, in_full(error)).hint(

@@ -47,12 +47,20 @@ pub struct Agent {
 #[derive(Default)]
 struct Memory {
     image: Option<ImageRecord>,
-    /// An image could not be made, and would not be now.
-    unsavable: bool,
+    unsavable: Option<Unsavable>,
     setback: Option<Note>,
     work: Option<Note>,
     /// The snapshot that it was made at, or rolled back to, last.
     at_snapshot: Option<Id>,
+}
+
+/// An image could not be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unsavable {
+    /// And would not be now, as long as it is as it is.
+    AsItIs,
+    /// And need not be tried earlier.
+    Until(Instant),
 }
 
 /// Something that was seen of the agent.
@@ -249,11 +257,27 @@ impl Agent {
 
     /// Whether its memory could not be saved and nothing has changed since.
     pub fn is_unsavable(&self) -> bool {
-        self.memory().unsavable
+        match self.memory().unsavable {
+            None => false,
+            Some(Unsavable::AsItIs) => true,
+            Some(Unsavable::Until(time)) => Instant::now() < time,
+        }
     }
 
-    pub(super) fn set_unsavable(&self, unsavable: bool) {
-        self.memory().unsavable = unsavable;
+    pub(super) fn set_unsavable(&self, why: Unsavable) {
+        self.memory().unsavable = Some(why);
+    }
+
+    /// It goes on, and may change.
+    pub(super) fn may_be_savable(&self) {
+        self.memory().unsavable = None;
+    }
+
+    fn savable_at(&self) -> Option<Instant> {
+        match self.memory().unsavable {
+            Some(Unsavable::Until(time)) => Some(time),
+            Some(Unsavable::AsItIs) | None => None,
+        }
     }
 
     /// Something reached for it, or it works.
@@ -288,6 +312,7 @@ impl Agent {
             frozen_since: wall.checked_sub(asleep).unwrap_or(wall),
             saved: self.current_image().is_some(),
             savable: !self.is_unsavable() && self.can_save().is_ok(),
+            savable_at: self.savable_at(),
             sampled: None,
         }
     }

@@ -5,12 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dorm_engine::Id;
+use tokio::time::Instant;
 
+use super::agent::Unsavable;
 use super::decide::Rest;
 use super::transition::Setback;
 use super::{Agent, Trouble, images, standby};
 use crate::faults::Point;
 use crate::records::{ImageRecord, now};
+
+/// How long a disk that is full is left alone.
+const ROOM: Duration = Duration::from_secs(60);
 
 pub(super) async fn hibernate(agent: &Arc<Agent>, from: Rest) -> Result<(), Setback> {
     let ctx = &agent.ctx;
@@ -56,7 +61,10 @@ async fn keep(agent: &Arc<Agent>) -> Result<(), Trouble> {
     let kept = write(agent).await;
     if let Err(trouble) = &kept {
         agent.note_setback(format!("its memory could not be saved: {}", trouble.in_full()));
-        agent.set_unsavable(true);
+        agent.set_unsavable(match trouble.is_no_space() {
+            true => Unsavable::Until(Instant::now() + ROOM),
+            false => Unsavable::AsItIs,
+        });
     }
     kept
 }

@@ -24,6 +24,8 @@ pub(super) async fn bring_up(agent: &Arc<Agent>, from: Rest) -> Result<Up, Setba
     up.map_err(|trouble| match trouble {
         // Nothing has changed: it is as asleep as before.
         Trouble::CannotWake(_) => Setback::at(from, trouble),
+        // Its memory is on disk still, or it has none.
+        _ if trouble.is_no_space() => Setback::at(from, trouble),
         trouble => trouble.into(),
     })
 }
@@ -69,6 +71,11 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
             });
         }
         Err(Unrestored::NotNow(why)) => return Err(Trouble::CannotWake(why)),
+        Err(Unrestored::NoSpace(error)) => {
+            let swept = ctx.engine.sweep(&agent.profile.id).await;
+            swept.map_err(Trouble::engine("wake"))?;
+            return Err(Trouble::engine("wake")(error));
+        }
         Err(Unrestored::Broken(fault)) => {
             let _ = ctx.engine.sweep(&agent.profile.id).await;
             return Err(fault.into());
@@ -101,12 +108,16 @@ enum Unrestored {
     Never(String),
     /// This machine lacks what it takes, whatever the image.
     NotNow(String),
+    NoSpace(EngineError),
     Broken(Injected),
 }
 
 async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, Unrestored> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
-    let in_full = |error: EngineError| Unrestored::Never(dorm_engine::chain(&error));
+    let in_full = |error: EngineError| match error.is_no_space() {
+        true => Unrestored::NoSpace(error),
+        false => Unrestored::Never(dorm_engine::chain(&error)),
+    };
     let path = images::path(agent, &image.id);
     let unchanged = ctx.homes.is_unchanged(id, image.generation).await;
     if !unchanged.map_err(in_full)? && !ctx.engine.is_untouched(&path) {

@@ -114,7 +114,7 @@ async fn at_once(
         false => Status::now(rest.state(), reason),
     };
     if rest == Rest::Running {
-        agent.set_unsavable(false);
+        agent.may_be_savable();
     }
     agent.publish(to.clone());
     if !quiet {
@@ -255,7 +255,7 @@ async fn come_to_rest(
     }
     match (done, recorded) {
         (Ok(Made::Box(up)), Ok(())) => {
-            agent.set_unsavable(false);
+            agent.may_be_savable();
             let generation = agent.publish_box(status, up.record);
             watcher::spawn(agent, generation);
             agent.ctx.faults.reach(Point::StartFinished).await?;

@@ -65,6 +65,16 @@ impl Trouble {
         }
     }
 
+    /// Whether a disk is full. Nothing else is wrong then, and it may be tried again.
+    pub fn is_no_space(&self) -> bool {
+        match self {
+            Self::Disk { source, .. } => dorm_engine::is_no_space(&**source),
+            Self::Engine { source, .. } => source.is_no_space(),
+            Self::Store(source) => source.is_full(),
+            _ => false,
+        }
+    }
+
     /// With all its causes, for the record and for people.
     pub fn in_full(&self) -> String {
         in_full(self)

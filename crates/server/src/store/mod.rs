@@ -49,6 +49,23 @@ pub enum StoreError {
     Migrate(#[source] sqlx::migrate::MigrateError),
 }
 
+impl StoreError {
+    /// Whether the disk of the database is full.
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::Database {
+                source: sqlx::Error::Database(error),
+                ..
+            } => error.code().is_some_and(|code| FULL.contains(&&*code)),
+            Self::Database { source, .. } => dorm_engine::is_no_space(source),
+            _ => false,
+        }
+    }
+}
+
+/// What SQLite calls a disk that is full: when it writes, and when it makes its index of the log longer.
+const FULL: [&str; 2] = ["13", "4874"];
+
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
 /// All agents. A row that is damaged in part is among `readable`, with its damage named.

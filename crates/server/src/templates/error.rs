@@ -78,7 +78,7 @@ impl TemplateError {
             Self::Cancelled => "unavailable",
             Self::Store(StoreError::NotFound { .. }) => "not_found",
             Self::Store(StoreError::AlreadyExists { .. }) => "already_exists",
-            Self::Engine(EngineError::NoSpace { .. }) => "no_space",
+            Self::Engine(error) if error.is_no_space() => "no_space",
             Self::Engine(EngineError::BadLayer(_)) => "invalid_argument",
             Self::Guest(GuestError::Refused { code, .. }) if code == "507" => "no_space",
             Self::Guest(GuestError::Refused { code, .. }) if code == "400" || code == "not_found" => {

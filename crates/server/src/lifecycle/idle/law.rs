@@ -50,6 +50,8 @@ pub struct View {
     pub saved: bool,
     /// Whether its memory could be written to disk.
     pub savable: bool,
+    /// If not, when it may be.
+    pub savable_at: Option<Instant>,
     /// When its CPU time was last read, since it is quiet.
     pub sampled: Option<Instant>,
 }
@@ -114,7 +116,7 @@ fn asleep(view: &View, times: &Times, now: Instant) -> Step {
         return Step::Wait(until);
     }
     if !view.saved && !view.savable {
-        return Step::Nothing;
+        return view.savable_at.map_or(Step::Nothing, Step::Wait);
     }
     if let Some(after) = times.hibernate
         && now >= view.frozen_since + after

@@ -83,7 +83,9 @@ async fn die_at(point: Point, act: Act, lifetime: Lifetime, reboot: bool) -> Wor
             Act::Wake => agent.hibernate("asked").await.unwrap(),
             Act::WakeInVain => {
                 agent.hibernate("asked").await.unwrap();
-                world.engine.fail_next_restore("declared");
+                world
+                    .engine
+                    .fail_next_restore(dorm_engine::EngineError::BadImage("declared".to_owned()));
             }
             Act::RollBack | Act::DeleteSnapshot => {
                 world.homes.write(&agent.profile.id, "old");

@@ -21,6 +21,7 @@ use crate::store::memory::MemoryStore;
 
 mod crash;
 mod drive;
+mod full;
 mod idle;
 mod law;
 mod model;

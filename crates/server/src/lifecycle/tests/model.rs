@@ -127,7 +127,7 @@ fn declare(world: &World, step: Step, model: Model, lifetime: Lifetime) -> bool 
         }
         (Step::Start { fails: true } | Step::Reach { fails: true }, Stopped | Failed | Hibernated) => {
             if model.saved {
-                engine.fail_next_restore("declared");
+                engine.fail_next_restore(dorm_engine::EngineError::BadImage("declared".to_owned()));
                 return false;
             }
             engine.fail_next_start("declared");

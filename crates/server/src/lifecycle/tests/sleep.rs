@@ -282,7 +282,9 @@ async fn an_image_that_cannot_be_used_is_set_aside_and_the_agent_says_so_and_sta
         if damaged {
             std::fs::write(folder.join(image.as_str()).join("memory"), "garbage").unwrap();
         } else {
-            world.engine.fail_next_restore("no such kernel");
+            world
+                .engine
+                .fail_next_restore(dorm_engine::EngineError::BadImage("no such kernel".to_owned()));
         }
         agent.ensure_running().await.unwrap();
         assert_eq!(agent.state(), State::Running);

@@ -247,7 +247,9 @@ async fn a_fork_whose_memory_cannot_be_brought_back_is_not_made() {
     let world = World::new().await;
     let _guests = FakeGuests::answering(&world.engine, |_| None);
     let agent = world.running("one").await;
-    world.engine.fail_next_restore("no such kernel");
+    world
+        .engine
+        .fail_next_restore(dorm_engine::EngineError::BadImage("no such kernel".to_owned()));
     let fork = world
         .registry
         .fork(&agent, vec!["two".to_owned()], None, false, true);

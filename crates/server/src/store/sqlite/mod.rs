@@ -1,7 +1,7 @@
 //! Records in one SQLite file.
 //!
 //! One connection writes, so that writers queue in the daemon and never meet `SQLITE_BUSY`; a few
-//! others read, and WAL lets them do so meanwhile. `synchronous = FULL` makes a commit wait for the disk.
+//! others read, and WAL lets them do so meanwhile. No other process may. `synchronous = FULL` makes a commit wait for the disk.
 
 use std::path::Path;
 use std::time::Duration;
@@ -33,6 +33,9 @@ mod tests;
 mod volumes;
 
 const READERS: u32 = 2;
+/// The daemon has the file for itself, and SQLite keeps its index of the log in memory of its own. Mapped from a file, it
+/// would end the daemon by a signal when a disk that copies on write is full.
+const OWN: &str = "unix-excl";
 
 pub struct SqliteStore {
     writer: SqlitePool,
@@ -44,6 +47,7 @@ impl SqliteStore {
     pub async fn open(path: &Path) -> Result<Self> {
         let options = SqliteConnectOptions::new()
             .filename(path)
+            .vfs(OWN)
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
@@ -64,7 +68,7 @@ impl SqliteStore {
         let readers = SqlitePoolOptions::new()
             .max_connections(READERS)
             .max_lifetime(None)
-            .connect_lazy_with(options.read_only(true));
+            .connect_lazy_with(options.pragma("query_only", "on"));
         Ok(Self { writer, readers })
     }
 }

@@ -1,0 +1,45 @@
+//! Whether CRIU failed for want of room on the disk. It says so in its log, which lies on the same disk.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+
+/// More than a log needs, and less than memory does.
+const SOME: usize = 1 << 20;
+
+/// Bytes that are free where `directory` is, if there being so few is the reason.
+pub(super) fn is_lacking(directory: &Path, reason: &str) -> Option<u64> {
+    let told = ["No space left on device", "Disk quota exceeded"];
+    let lacking = told.iter().any(|words| reason.contains(words)) || is_full(directory);
+    let free = || rustix::fs::statvfs(directory).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
+    lacking.then(free)
+}
+
+fn is_full(directory: &Path) -> bool {
+    let probe = directory.join("probe");
+    let written = fs::File::create(&probe).and_then(|mut file| {
+        file.write_all(&vec![1; SOME])?;
+        file.sync_data()
+    });
+    let _ = fs::remove_file(&probe);
+    written.is_err_and(|error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_criu_says_of_the_disk_is_believed_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let full = "pages: Can't write: No space left on device; Dumping FAILED.";
+        assert!(is_lacking(directory.path(), full).is_some());
+        assert!(is_lacking(directory.path(), "Can't dump file 7 of process 12 (io_uring)").is_none());
+        assert!(!directory.path().join("probe").exists());
+    }
+}

@@ -1,0 +1,48 @@
+//! No room on the disk.
+
+use dorm_engine::EngineError;
+
+use super::World;
+use crate::records::{SnapshotKind, State};
+
+const FULL: EngineError = EngineError::NoSpace { free: 0 };
+
+#[tokio::test]
+async fn a_wake_for_which_there_is_no_room_loses_no_memory() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "a secret");
+    agent.hibernate("asked").await.unwrap();
+    world.engine.fail_next_restore(FULL);
+    let trouble = agent.ensure_running().await.unwrap_err();
+    assert!(trouble.is_no_space(), "{trouble:?}");
+    assert_eq!(agent.state(), State::Hibernated);
+    world.assert_in_order().await;
+    agent.ensure_running().await.unwrap();
+    assert_eq!(
+        world.engine.memory(&agent.profile.id).as_deref(),
+        Some("a secret")
+    );
+}
+
+#[tokio::test]
+async fn a_snapshot_or_fork_for_which_there_is_no_room_leaves_the_agent_as_it_was() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    let old = agent.snapshot("", SnapshotKind::Full).await.unwrap();
+    world.homes.fill(true);
+    assert!(
+        agent
+            .snapshot("", SnapshotKind::Full)
+            .await
+            .unwrap_err()
+            .is_no_space()
+    );
+    assert!(agent.roll_back(&old).await.unwrap_err().is_no_space());
+    let forked = world
+        .registry
+        .fork(&agent, vec!["two".to_owned()], None, false, true);
+    assert!(forked.await.is_err_and(|trouble| trouble.is_no_space()));
+    assert_eq!(agent.state(), State::Running);
+    world.assert_in_order().await;
+}

@@ -1,0 +1,180 @@
+//! The disk is full: whoever asks is told so and what to do, agents are as they were, and everything goes on when there
+//! is room again.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use rustix::fs::{FallocateFlags, fallocate, ftruncate, syncfs};
+
+use crate::harness::{self, Agent, Options, Output, Server};
+
+harness::tests![
+    a_full_disk_leaves_agents_as_they_are_until_there_is_room,
+    nothing_is_acknowledged_that_cannot_be_recorded,
+];
+
+const DISK: u64 = 1 << 30;
+/// Room for records, and not for memory.
+const LITTLE: u64 = 12 << 20;
+const CALM: &str = "[standby]\nafter = 0\ndurable_after = 0\nhibernate_after = 0\n";
+
+/// Holds more in its memory than there is room for, and tells a part of it.
+const KEEPER: &str = r#"
+import hashlib, os, socket
+memory = os.urandom(48 << 20)
+server = socket.socket(socket.AF_UNIX)
+server.bind("/dev/shm/keeper")
+server.listen()
+while True:
+    peer, _ = server.accept()
+    peer.sendall(hashlib.blake2b(memory).hexdigest()[:16].encode())
+    peer.close()
+"#;
+const ASK: &str = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/dev/shm/keeper'); print(s.recv(99).decode())";
+
+/// A file that takes the room of others.
+struct Ballast(PathBuf);
+
+impl Ballast {
+    fn beside(server: &Server) -> Result<Self> {
+        Ok(Self(server.data.parent().context("a data directory lies somewhere")?.join("ballast")))
+    }
+
+    /// Takes all room but this.
+    fn fill(&self, left: u64) -> Result<()> {
+        let file = File::create(&self.0)?;
+        let mut size = 0;
+        for piece in [64 << 20, 1 << 20, 64 << 10, 4 << 10] {
+            while fallocate(&file, FallocateFlags::empty(), size, piece).is_ok() {
+                size += piece;
+            }
+        }
+        ftruncate(&file, size.saturating_sub(left))?;
+        Ok(syncfs(&file)?)
+    }
+
+    fn remove(&self) -> Result<()> {
+        fs::remove_file(&self.0)?;
+        Ok(syncfs(File::open(self.0.parent().context("it lies somewhere")?)?)?)
+    }
+}
+
+impl Drop for Ballast {
+    fn drop(&mut self) {
+        let _ = self.remove();
+    }
+}
+
+fn small_server() -> Result<Arc<Server>> {
+    let server = Server::start_with(&Options { disk: Some(DISK), leave_boxes: true, config: CALM, ..Options::default() })?;
+    server.dorm(&["template", "build", "base"])?.succeeded()?;
+    Ok(server)
+}
+
+fn ask(agent: &Agent) -> Result<String> {
+    agent.exec(&["python3", "-c", ASK])?.text()
+}
+
+fn is_full(output: &Output) -> Result<()> {
+    output.refused(1, &["give the data directory more room"])
+}
+
+fn a_full_disk_leaves_agents_as_they_are_until_there_is_room() -> Result<()> {
+    let server = small_server()?;
+    let agent = server.agent("full")?;
+    agent.exec_with(&["-d"], &["python3", "-c", KEEPER])?.succeeded()?;
+    agent.until("the keeper listens", "test -S /dev/shm/keeper")?;
+    agent.sh("echo old > ~/file; sync")?.succeeded()?;
+    let word = ask(&agent)?;
+    server.dorm(&["snapshot", &agent.name, "--label", "old", "--files-only"])?.succeeded()?;
+    agent.sh("echo new > ~/file; sync")?.succeeded()?;
+    let same = |state: &str| -> Result<()> {
+        ensure!(agent.state()? == state, "it is {}", agent.show()?);
+        server.in_order()?;
+        ensure!(ask(&agent)? == word && agent.sh_text("cat ~/file")? == "new", "it is not as it was");
+        Ok(())
+    };
+    let ballast = Ballast::beside(&server)?;
+    ballast.fill(LITTLE)?;
+    is_full(&server.dorm(&["hibernate", &agent.name])?)?;
+    same("running")?;
+    let why = server.dorm(&["why", &agent.name])?.text()?;
+    ensure!(why.contains("could not be saved") && why.contains("no space"), "{why}");
+    is_full(&server.dorm(&["snapshot", &agent.name])?)?;
+    same("running")?;
+    is_full(&server.dorm(&["fork", &agent.name, "copy"])?)?;
+    same("running")?;
+    is_full(&server.dorm(&["rollback", &agent.name, "old"])?)?;
+    same("running")?;
+    agent.pause()?;
+    is_full(&server.dorm(&["hibernate", &agent.name])?)?;
+    same("standby")?;
+    ensure!(server.snapshots(&agent.name)?.len() == 1, "a snapshot is there that was not taken");
+    ballast.remove()?;
+
+    agent.hibernate()?;
+    ballast.fill(0)?;
+    let refused = server.dorm(&["wake", &agent.name])?;
+    is_full(&refused)?;
+    ensure!(agent.state()? == "hibernated", "it is {}", agent.show()?);
+    ballast.remove()?;
+    same("hibernated")?;
+    server.dorm(&["rollback", &agent.name, "old"])?.succeeded()?;
+    ensure!(agent.sh_text("cat ~/file")? == "old");
+    Ok(())
+}
+
+/// What is refused is refused for want of room. A small record may find some that was freed meanwhile.
+fn acknowledged(output: &Output) -> Result<bool> {
+    if output.code != 0 {
+        is_full(output)?;
+    }
+    Ok(output.code == 0)
+}
+
+/// Makes agents until one cannot be recorded, and counts them.
+fn until_refused(server: &Server, made: &mut usize) -> Result<()> {
+    while acknowledged(&server.dorm(&["new", &format!("more-{made}"), "--no-start"])?)? {
+        *made += 1;
+        ensure!(*made < 100, "the disk does not become full");
+    }
+    Ok(())
+}
+
+fn nothing_is_acknowledged_that_cannot_be_recorded() -> Result<()> {
+    let server = small_server()?;
+    let agent = server.agent("recorded")?;
+    agent.sh("sleep 5151 > /dev/null 2>&1 & echo kept > ~/file; sync")?.succeeded()?;
+    let ballast = Ballast::beside(&server)?;
+    ballast.fill(0)?;
+    let mut made = 0;
+    until_refused(&server, &mut made)?;
+    let held = acknowledged(&server.dorm(&["hold", &agent.name, "--for", "1h"])?)?;
+    ensure!(agent.state()? == "running" && server.get("/healthz")?.status == 200);
+    agent.sh("pgrep -f 'sleep 5151'")?.succeeded().context("the box was ended")?;
+    let stopped = acknowledged(&server.dorm(&["stop", &agent.name])?)?;
+    server.kill9()?;
+    ballast.remove()?;
+    server.launch(&[])?;
+    server.in_order()?;
+    ensure!(agent.state()? == if stopped { "stopped" } else { "running" }, "it is {}", agent.show()?);
+    ensure!(server.names()?.len() == made + 1, "{made} were acknowledged: {:?}", server.names()?);
+    let holds = server.list(&format!("/v1/agents/{}/holds", agent.name))?;
+    ensure!(holds.len() == usize::from(held), "{holds:?}");
+
+    // The same daemon goes on, too.
+    ballast.fill(0)?;
+    until_refused(&server, &mut made)?;
+    ballast.remove()?;
+    server.dorm(&["new", "later", "--no-start"])?.succeeded()?;
+    agent.start()?;
+    agent.stop()?;
+    ensure!(agent.sh_text("cat ~/file")? == "kept");
+    server.in_order()?;
+    for name in server.names()?.iter().filter(|name| **name != agent.name) {
+        server.dorm(&["rm", "--yes", name])?.succeeded()?;
+    }
+    Ok(())
+}
