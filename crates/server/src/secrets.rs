@@ -47,14 +47,11 @@ pub(crate) async fn missing(store: &dyn Store, workspace: &Workspace, env: &Env)
 }
 
 /// The environment as the box gets it, with the present values. A variable whose secret is gone is left out.
-pub(crate) async fn fill(store: &dyn Store, workspace: &Workspace, env: Env) -> Env {
+pub(crate) async fn fill(store: &dyn Store, workspace: &Workspace, env: Env) -> Result<Env> {
     if !env.values().any(|value| named(value).next().is_some()) {
-        return env;
+        return Ok(env);
     }
-    let secrets = store.secrets(workspace).await.unwrap_or_else(|error| {
-        tracing::error!(%error, "the secrets cannot be read");
-        Vec::new()
-    });
+    let secrets = store.secrets(workspace).await?;
     let fill = |(name, value): (String, String)| match filled(&value, &secrets) {
         Some(value) => Some((name, value)),
         None => {
@@ -65,7 +62,7 @@ pub(crate) async fn fill(store: &dyn Store, workspace: &Workspace, env: Env) -> 
             None
         }
     };
-    env.into_iter().filter_map(fill).collect()
+    Ok(env.into_iter().filter_map(fill).collect())
 }
 
 #[cfg(test)]
@@ -100,12 +97,13 @@ mod tests {
             ("open ${e2b.secrets.a key", Some("open ${e2b.secrets.a key")),
             ("${e2b.secrets.none}", None),
         ] {
-            let filled = fill(&store, &workspace, env(given)).await;
+            let filled = fill(&store, &workspace, env(given)).await.unwrap();
             assert_eq!(filled.get("K").map(String::as_str), expected, "{given}");
             let unknown = missing(&store, &workspace, &env(given)).await.unwrap();
             assert_eq!(unknown.is_some(), expected.is_none(), "{given}");
         }
         let other = Workspace::new("other");
-        assert!(fill(&store, &other, env("${e2b.secrets.a key}")).await.is_empty());
+        let nothing = fill(&store, &other, env("${e2b.secrets.a key}")).await;
+        assert!(nothing.unwrap().is_empty());
     }
 }

@@ -295,14 +295,16 @@ impl Homes for Pool {
             use std::os::unix::fs::PermissionsExt;
             btrfs::create_subvolume(pool.directory("volumes")?.as_fd(), OsStr::new(volume.as_str()))
                 .map_err(pool.no_space_or("cannot make the volume"))?;
-            // Whoever mounts it, as any user, may write.
             let path = pool.volume_path(&volume);
-            File::open(&path)
+            let ready = File::open(&path)
                 .and_then(|files| pool.limit(&files, &volume, disk))
-                .map_err(EngineError::io("cannot limit the volume"))?;
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o777))
-                .and_then(|()| btrfs::sync(&pool.filesystem.directory))
-                .map_err(EngineError::io("cannot open up the volume"))
+                // Whoever mounts it, as any user, may write.
+                .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o777)))
+                .and_then(|()| btrfs::sync(&pool.filesystem.directory));
+            ready.map_err(|error| {
+                let _ = pool.delete_in("volumes", &volume);
+                pool.no_space_or("cannot prepare the volume")(error)
+            })
         })
         .await
     }

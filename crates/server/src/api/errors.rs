@@ -121,8 +121,9 @@ impl From<Trouble> for ApiError {
             Trouble::NoImages(_) => Self::new(Code::Conflict, trouble.to_string())
                 .hint("`dorm doctor` says what is missing; `dorm pause` and `dorm stop` work without"),
             Trouble::CannotWake(_) => Self::new(Code::Unavailable, trouble.to_string()).hint(
-                "`dorm doctor` says what is missing; mend that and start the daemon again. `dorm stop NAME` gives up its \
-                 memory, so that it starts from its files; an ephemeral agent ends with that",
+                "its memory is still on disk. `dorm doctor` says whether something is missing; mend that, start the daemon again if \
+                 it was CRIU, and try again. `dorm stop NAME` gives up its memory, so that it starts from its files; an ephemeral \
+                 agent ends with that",
             ),
             Trouble::Disk { .. } => Self::new(Code::Internal, "").hint("the daemon's log says more"),
             Trouble::Engine { source, .. } => engine_error(source),

@@ -6,6 +6,7 @@ use dorm_engine::network::Policy;
 use dorm_engine::{BoxSpec, EngineError};
 
 use super::{Agent, Trouble};
+use crate::store::StoreError;
 
 pub(super) struct Network {
     policy: Mutex<Arc<Policy>>,
@@ -40,16 +41,19 @@ impl Agent {
     }
 
     /// Brings up a box with the policy that holds when it is up.
-    pub(super) async fn with_box_spec<T>(&self, bring_up: impl AsyncFnOnce(BoxSpec) -> T) -> T {
+    pub(super) async fn with_box_spec<T>(
+        &self,
+        bring_up: impl AsyncFnOnce(BoxSpec) -> T,
+    ) -> Result<T, StoreError> {
         let _unchanging = self.network.order.lock().await;
-        bring_up(self.filled_spec().await).await
+        Ok(bring_up(self.filled_spec().await?).await)
     }
 
     /// What a box is told, with the secrets that its environment speaks of.
-    pub(super) async fn filled_spec(&self) -> BoxSpec {
+    pub(super) async fn filled_spec(&self) -> Result<BoxSpec, StoreError> {
         let mut spec = self.box_spec();
         let (store, workspace) = (&*self.ctx.store, &self.profile.workspace);
-        spec.boot.env = crate::secrets::fill(store, workspace, spec.boot.env).await;
-        spec
+        spec.boot.env = crate::secrets::fill(store, workspace, spec.boot.env).await?;
+        Ok(spec)
     }
 }

@@ -311,7 +311,7 @@ async fn recover(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {
     let Some(image) = agent.current_image() else {
         return without_box(agent, gone).await;
     };
-    let spec = agent.filled_spec().await;
+    let spec = agent.filled_spec().await?;
     let found = ctx.engine.recover(&spec, &images::path(agent, &image.id)).await;
     let Some(record) = found.map_err(Trouble::engine("be adopted"))? else {
         return without_box(agent, gone).await;

@@ -56,7 +56,7 @@ async fn bring_up_or_not(agent: &Arc<Agent>, from: Rest) -> Result<Up, Trouble> 
 
 async fn from_files(agent: &Arc<Agent>) -> Result<BoxRecord, Trouble> {
     let started = agent.with_box_spec(async |spec| agent.ctx.engine.start(&spec).await);
-    let record = started.await.map_err(Trouble::engine("start"))?;
+    let record = started.await?.map_err(Trouble::engine("start"))?;
     agent.note_start();
     Ok(record)
 }
@@ -70,7 +70,11 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
                 how: "woken from disk".to_owned(),
             });
         }
-        Err(Unrestored::NotNow(why)) => return Err(Trouble::CannotWake(why)),
+        Err(Unrestored::NotNow(why)) => {
+            let swept = ctx.engine.sweep(&agent.profile.id).await;
+            swept.map_err(Trouble::engine("wake"))?;
+            return Err(Trouble::CannotWake(why));
+        }
         Err(Unrestored::NoSpace(error)) => {
             let swept = ctx.engine.sweep(&agent.profile.id).await;
             swept.map_err(Trouble::engine("wake"))?;
@@ -106,7 +110,7 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
 enum Unrestored {
     /// This image will not be.
     Never(String),
-    /// This machine lacks what it takes, whatever the image.
+    /// Something is wrong with this machine, and not with the image.
     NotNow(String),
     NoSpace(EngineError),
     Broken(Injected),
@@ -114,9 +118,11 @@ enum Unrestored {
 
 async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, Unrestored> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
-    let in_full = |error: EngineError| match error.is_no_space() {
-        true => Unrestored::NoSpace(error),
-        false => Unrestored::Never(dorm_engine::chain(&error)),
+    // What is wrong with the image is all that can be held against it; whatever else goes wrong may go well the next time.
+    let in_full = |error: EngineError| match error {
+        EngineError::BadImage(_) => Unrestored::Never(dorm_engine::chain(&error)),
+        error if error.is_no_space() => Unrestored::NoSpace(error),
+        error => Unrestored::NotNow(dorm_engine::chain(&error)),
     };
     let path = images::path(agent, &image.id);
     let unchanged = ctx.homes.is_unchanged(id, image.generation).await;
@@ -127,7 +133,8 @@ async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, U
     let begun = ctx.faults.reach(Point::WakeBegun).await;
     begun.map_err(Unrestored::Broken)?;
     let restored = agent.with_box_spec(async |spec| (ctx.engine.restore(&spec, &path).await, spec.boot));
-    let (record, boot) = restored.await;
+    let restored = restored.await;
+    let (record, boot) = restored.map_err(|error| Unrestored::NotNow(super::in_full(&error)))?;
     let record = record.map_err(|error| match agent.can_save() {
         Ok(()) => in_full(error),
         Err(reason) => Unrestored::NotNow(reason),
