@@ -10,6 +10,8 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_yamux::{Config, Control, Session, StreamHandle};
 
+use super::frames::Frames;
+
 const CHUNK: usize = 32 * 1024;
 /// How long to wait for the guest before the beginning is said again: what was on its way when a machine was saved is lost.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -149,12 +151,16 @@ async fn agree(
 }
 
 async fn incoming(mut from_port: OwnedReadHalf, mut to_session: WriteHalf<DuplexStream>, mut escape: Escape) {
+    let mut frames = Frames::default();
     let mut buffer = vec![0; CHUNK];
-    loop {
+    'conversation: loop {
         while let Some(piece) = escape.next_piece() {
-            if let Piece::Data(data) = piece
-                && to_session.write_all(&data).await.is_err()
-            {
+            let Piece::Data(data) = piece else { continue };
+            if !frames.are_due(&data) {
+                tracing::warn!("a machine's guest sends what no guest would; the conversation is over");
+                break 'conversation;
+            }
+            if to_session.write_all(&data).await.is_err() {
                 return;
             }
         }
@@ -263,6 +269,32 @@ mod tests {
         let mut received = vec![0; sent.len()];
         stream.read_exact(&mut received).await.unwrap();
         assert_eq!(received, sent);
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_pings_ends_the_conversation() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let machine = tokio::spawn(async move {
+            let mut escape = Escape::default();
+            let mut buffer = vec![0; 1000];
+            let epoch = loop {
+                let n = theirs.read(&mut buffer).await.unwrap();
+                escape.push(&buffer[..n]);
+                if let Some(Piece::Begin(epoch)) = escape.next_piece() {
+                    break epoch;
+                }
+            };
+            let mut bytes = vm::beginning(epoch);
+            vm::escape(&[0, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1], &mut bytes);
+            theirs.write_all(&bytes).await.unwrap();
+            theirs
+        });
+        let link = Link::begin(ours).await.unwrap();
+        let _open = machine.await.unwrap();
+        while !link.is_over() {
+            tokio::task::yield_now().await;
+        }
+        assert!(link.order(&Order::Sync).await.is_err());
     }
 
     #[tokio::test]

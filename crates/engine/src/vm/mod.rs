@@ -26,6 +26,7 @@ use crate::{BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening,
 mod checkpoint;
 mod command;
 mod cpio;
+mod frames;
 mod link;
 mod monitor;
 mod qemu;

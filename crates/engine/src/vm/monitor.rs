@@ -17,6 +17,9 @@ use tokio::net::UnixStream;
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Longest line that is read. QEMU is not trusted to keep to any.
 const LONGEST: usize = 1 << 20;
+const MIGRATION: &str = "MIGRATION";
+/// A migration goes through a handful of states.
+const MOST_EVENTS: usize = 64;
 
 pub(crate) struct Monitor {
     stream: BufReader<UnixStream>,
@@ -58,12 +61,19 @@ impl Monitor {
                     let reason = error["desc"].as_str().unwrap_or("no reason is given");
                     return Err(io::Error::other(format!("QEMU refuses {command}: {reason}")));
                 }
-                self.events.push(message);
+                self.keep(message);
             }
         });
         answer
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, format!("QEMU does not answer {command}")))?
+    }
+
+    /// For whoever waits for the event later. Of other events, which a machine can cause as it likes, nothing is kept.
+    fn keep(&mut self, event: Value) {
+        if event["event"] == MIGRATION && self.events.len() < MOST_EVENTS {
+            self.events.push(event);
+        }
     }
 
     async fn send(&mut self, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
@@ -163,7 +173,7 @@ impl Monitor {
                     Some(event) => event,
                     None => self.line().await?,
                 };
-                if event["event"] != "MIGRATION" {
+                if event["event"] != MIGRATION {
                     continue;
                 }
                 match event["data"]["status"].as_str() {
