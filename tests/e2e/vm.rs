@@ -6,15 +6,28 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::harness::{self, Agent, Outside, Server, answers_peer_address};
+use crate::harness::{self, Agent, Outside, Server, Skip, answers_peer_address};
 use crate::network::{connect, is_error};
 
 harness::tests![
     a_machine_has_a_kernel_of_its_own_and_what_containers_deny,
     a_ring_of_io_uring_goes_on_over_the_disk_and_the_end_of_the_daemon,
     forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole,
+    a_file_named_as_a_machines_disk_is_a_file_of_the_machine,
     a_machine_without_what_it_needs_is_refused_with_the_reason,
 ];
+
+/// Where `scripts/setup-vm` found no QEMU to be had, it said so, and there is nothing to test.
+fn needs_machines() -> Result<()> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders = std::env::split_paths(&folders).chain(["/usr/bin".into()]);
+    let qemu = folders.any(|folder| folder.join("qemu-system-x86_64").is_file());
+    let kernel = std::path::Path::new("/usr/local/lib/dorm/vm/kernel").is_file();
+    if qemu && kernel {
+        return Ok(());
+    }
+    Err(Skip("virtual machines are not set up here; see scripts/setup-vm".to_owned()).into())
+}
 
 fn machine(server: &Arc<Server>, label: &str) -> Result<Agent> {
     server.agent_with(label, &["--isolation", "vm", "--memory", "256M", "--cpus", "1"])
@@ -69,6 +82,7 @@ fn goes_on(agent: &Agent, secret: &str, beyond: u64) -> Result<u64> {
 }
 
 fn a_machine_has_a_kernel_of_its_own_and_what_containers_deny() -> Result<()> {
+    needs_machines()?;
     let server = Server::shared()?;
     let agent = machine(&server, "machine")?;
     let host = rustix::system::uname();
@@ -116,6 +130,7 @@ fn a_machine_has_a_kernel_of_its_own_and_what_containers_deny() -> Result<()> {
 }
 
 fn a_ring_of_io_uring_goes_on_over_the_disk_and_the_end_of_the_daemon() -> Result<()> {
+    needs_machines()?;
     let server = Server::start()?;
     let agent = machine(&server, "ring")?;
     agent.exec_with(&["-d"], &["python3", "-c", RING])?.succeeded()?;
@@ -160,6 +175,7 @@ fn told(agent: &Agent) -> Result<(String, String)> {
 }
 
 fn forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole() -> Result<()> {
+    needs_machines()?;
     let server = Server::start()?;
     let agent = machine(&server, "whole")?;
     agent.exec_with(&["-d"], &["python3", "-c", TELLER])?.succeeded()?;
@@ -188,7 +204,24 @@ fn forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole() -> Res
     Ok(())
 }
 
+fn a_file_named_as_a_machines_disk_is_a_file_of_the_machine() -> Result<()> {
+    needs_machines()?;
+    let server = Server::start()?;
+    let folder = tempfile::tempdir()?;
+    let recipe = folder.path().join("recipe.toml");
+    std::fs::write(&recipe, "from = \"base\"\nrun = [\"truncate -s 100G /disk && echo mine > /memory\"]\n")?;
+    server.dorm(&["template", "build", "named", "-f", &recipe.display().to_string()])?.succeeded()?;
+    let named = ["-T", "named", "--isolation", "vm", "--memory", "256M", "--cpus", "1", "--disk", "3G"];
+    let agent = server.agent_with("named", &named)?;
+    let seen = agent.sh_text("stat -c %s /disk; cat /memory; df -B1 --output=size / | tail -n 1")?;
+    let words: Vec<&str> = seen.split_whitespace().collect();
+    ensure!(words.len() == 3 && words[0] == (100u64 << 30).to_string() && words[1] == "mine", "{seen}");
+    ensure!(words[2].parse::<u64>()? <= 3 << 30, "its disk is larger than it may be: {seen}");
+    Ok(())
+}
+
 fn a_machine_without_what_it_needs_is_refused_with_the_reason() -> Result<()> {
+    needs_machines()?;
     let server = Server::shared()?;
     let volume = format!("{}-v", harness::unique("refused"));
     server.dorm(&["volume", "create", &volume])?.succeeded()?;

@@ -3,6 +3,7 @@
 //! The disk of a template is made once, when the first machine is started from it, and every home has a copy that shares its
 //! blocks. A home that has changed since it was made, by a container, is made into a disk by itself.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
@@ -21,10 +22,21 @@ const DISK: &str = "disk";
 const MEMORY: &str = "memory";
 /// Where in the pool the disks of templates are.
 const DISKS: &str = "disks";
-/// A machine's files are limited by their own sizes, and one that meets another limit ends at once.
-pub(super) const UNLIMITED: u64 = 1 << 62;
+/// On the root of a home that holds a disk and not the files themselves. Names in a home prove nothing, since a template or a
+/// container may have chosen them; attributes of this kind are beyond the reach of both, and snapshots keep them.
+const MARK: &std::ffi::CStr = c"trusted.dorm.machine";
+/// How often over a machine's disk and memory may be held, counting what snapshots keep of them. One that meets the limit ends at
+/// once, so that it is above what the files can take by themselves.
+const TIMES: u64 = 2;
+/// What a machine may hold beyond that.
+const SPARE: u64 = 1 << 30;
 /// What a file system has beside the files, at the least.
 const ROOM: u64 = 256 << 20;
+const BYTES_PER_INODE: u64 = 16 << 10;
+/// How long a disk may take to be made, in seconds: others that start for the first time wait for it.
+const MADE_WITHIN: &str = "900";
+/// What `timeout` ends with.
+const TIMED_OUT: i32 = 124;
 
 impl Pool {
     pub(crate) fn machine_disk(&self, id: &Id) -> PathBuf {
@@ -49,7 +61,8 @@ impl Pool {
                 pool.forget_memory(&id)?;
                 let mut options = File::options();
                 options.write(true).create_new(true).mode(0o600);
-                options.open(pool.machine_memory(&id))?.set_len(size)
+                options.open(pool.machine_memory(&id))?.set_len(size)?;
+                pool.limit(&File::open(pool.home_path(&id))?, &id, 0)
             };
             make().map_err(EngineError::io("cannot make the machine's memory"))
         })
@@ -76,15 +89,12 @@ impl Pool {
     fn make_machine(&self, id: &Id, size: u64) -> Result<()> {
         let failed = || self.no_space_or("cannot make the machine's disk");
         let home = self.open_home(id)?;
-        match open_file(&home, DISK, OFlags::RDWR) {
-            Ok(disk) => {
-                if disk.metadata().map_err(failed())?.len() < size {
-                    disk.set_len(size).map_err(failed())?;
-                }
-                return self.limit(&home, id, UNLIMITED).map_err(failed());
+        if is_marked(&home).map_err(failed())? {
+            let disk = open_file(&home, DISK, OFlags::RDWR).map_err(failed())?;
+            if disk.metadata().map_err(failed())?.len() < size {
+                disk.set_len(size).map_err(failed())?;
             }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(failed()(e)),
+            return self.limit(&home, id, size).map_err(failed());
         }
         let incoming = format!("incoming-{id}");
         let homes = self.directory("homes")?;
@@ -108,7 +118,9 @@ impl Pool {
     }
 
     fn fill_machine(&self, home: &File, id: &Id, into: &Path, size: u64) -> io::Result<()> {
-        self.limit(&File::open(into)?, id, UNLIMITED)?;
+        let new = File::open(into)?;
+        rustix::fs::fsetxattr(&new, MARK, b"1", rustix::fs::XattrFlags::empty())?;
+        self.limit(&new, id, size)?;
         let path = into.join(DISK);
         match self.template_disk(home)? {
             Some(template) => {
@@ -172,6 +184,35 @@ impl Pool {
     }
 }
 
+/// Whether a home holds a disk, and not the files themselves.
+fn is_marked(home: &File) -> io::Result<bool> {
+    match rustix::fs::fgetxattr(home, MARK, &mut [0; 8]) {
+        Ok(_) => Ok(true),
+        Err(rustix::io::Errno::NODATA) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// How large the disk in a home is, if it is a machine's.
+pub(super) fn disk_size(home: &File) -> io::Result<Option<u64>> {
+    is_marked(home)?.then(|| size_of(home, DISK)).transpose()
+}
+
+/// What the home of an agent that may have `disk` bytes may take in the pool.
+pub(super) fn limit_of(home: &File, disk: u64) -> io::Result<u64> {
+    Ok(match disk_size(home)? {
+        Some(size) => TIMES * (size.max(disk) + size_of(home, MEMORY)?) + SPARE,
+        None => disk,
+    })
+}
+
+fn size_of(home: &File, name: &str) -> io::Result<u64> {
+    match open_file(home, name, OFlags::RDONLY) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(0),
+        opened => Ok(opened?.metadata()?.len()),
+    }
+}
+
 /// A file of a home. A link that a container left there leads nowhere.
 fn open_file(home: &File, name: &str, flags: OFlags) -> io::Result<File> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -184,41 +225,87 @@ fn open_file(home: &File, name: &str, flags: OFlags) -> io::Result<File> {
 
 /// Makes a disk with an ext4 file system of everything in `from`, where nothing runs. The guest makes it larger.
 fn make_disk(from: &Path, disk: &Path) -> io::Result<()> {
-    let used = weigh(from)?;
-    let megabytes = (used + used / 4 + ROOM).div_ceil(1 << 20);
-    let made = std::process::Command::new("mke2fs")
+    let weight = weigh(from)?;
+    let bytes = weight.bytes + weight.bytes / 4 + ROOM;
+    let megabytes = bytes.div_ceil(1 << 20);
+    // As many as usual, of which a larger disk has more later; and enough for what is there.
+    let inodes = (bytes / BYTES_PER_INODE).max(weight.entries + weight.entries / 3 + 16_384);
+    let made = std::process::Command::new("timeout")
+        .args(["--kill-after=5", MADE_WITHIN, "mke2fs"])
         .args([
-            "-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-J", "size=16", "-d",
+            "-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-J", "size=16", "-N",
         ])
+        .arg(inodes.to_string())
+        .arg("-d")
         .arg(from)
         .arg(disk)
         .arg(format!("{megabytes}M"))
         .stdin(std::process::Stdio::null())
         .output()
-        .map_err(|e| io::Error::new(e.kind(), format!("mke2fs (package e2fsprogs): {e}")))?;
+        .map_err(|e| io::Error::new(e.kind(), format!("timeout (package coreutils): {e}")))?;
+    if made.status.code() == Some(TIMED_OUT) {
+        return Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("mke2fs: not done after {MADE_WITHIN} s"),
+        ));
+    }
     if !made.status.success() {
         let text = String::from_utf8_lossy(&made.stderr);
         return Err(io::Error::other(format!(
-            "mke2fs: {}",
+            "mke2fs (package e2fsprogs): {}",
             text.trim().lines().last().unwrap_or("failed")
         )));
     }
     File::open(disk)?.sync_all()
 }
 
-/// Bytes that the files below `folder` take as blocks. No link is followed.
-fn weigh(folder: &Path) -> io::Result<u64> {
+struct Weight {
+    bytes: u64,
+    entries: u64,
+}
+
+/// What the files below `folder` take as blocks; of one with holes, what it has beside them. No link is followed.
+fn weigh(folder: &Path) -> io::Result<Weight> {
     let mut folders = vec![folder.to_owned()];
-    let mut bytes = 0;
+    let mut weight = Weight { bytes: 0, entries: 0 };
+    let mut linked = HashSet::new();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
             let found = entry.metadata()?;
-            bytes += found.len().next_multiple_of(4096) + 512;
+            // For its name, and its inode.
+            weight.bytes += 512;
             if found.is_dir() {
+                weight.bytes += 4096;
                 folders.push(entry.path());
+            } else if found.nlink() > 1 && !linked.insert((found.dev(), found.ino())) {
+                continue;
             }
+            weight.bytes += (found.blocks() * 512).next_multiple_of(4096);
+            weight.entries += 1;
         }
     }
-    Ok(bytes)
+    Ok(weight)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_and_other_names_of_a_file_weigh_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let holes = File::create(folder.path().join("holes")).unwrap();
+        holes.set_len(1 << 40).unwrap();
+        fs::create_dir(folder.path().join("below")).unwrap();
+        let file = folder.path().join("below/file");
+        fs::write(&file, vec![7; 1 << 20]).unwrap();
+        File::open(&file).unwrap().sync_all().unwrap();
+        for name in 0..100 {
+            fs::hard_link(&file, folder.path().join(name.to_string())).unwrap();
+        }
+        let weight = weigh(folder.path()).unwrap();
+        assert!((1 << 20..3 << 20).contains(&weight.bytes), "{}", weight.bytes);
+        assert_eq!(weight.entries, 3);
+    }
 }

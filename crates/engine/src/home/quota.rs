@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 
 use dorm_sys::btrfs::{self, Counted};
 
-use super::machine::UNLIMITED;
+use super::machine;
 use super::{Filesystem, Pool};
 use crate::{EngineError, HomeUsage, Id, Result};
 
@@ -29,6 +29,7 @@ impl Pool {
     pub(super) fn limit(&self, home: &File, id: &Id, disk: u64) -> io::Result<()> {
         let pool = self.filesystem.directory.as_fd();
         let subvolume = btrfs::subvolume_id(home.as_fd())?;
+        let disk = machine::limit_of(home, disk)?;
         if !self.filesystem.counts_simply() {
             return btrfs::limit(pool, Counted::Subvolume(subvolume), disk);
         }
@@ -64,12 +65,10 @@ impl Pool {
             _ => subvolume,
         };
         let read = |name: &str| self.filesystem.count(counted, name).map_err(failed());
-        let limit = match read("max_exclusive")? {
-            // What a machine can hold is the size of its disk.
-            UNLIMITED => fs::symlink_metadata(self.machine_disk(id))
-                .map_err(failed())?
-                .len(),
-            limit => limit,
+        // What a machine can hold is the size of its disk.
+        let limit = match machine::disk_size(&home).map_err(failed())? {
+            Some(size) => size,
+            None => read("max_exclusive")?,
         };
         Ok(HomeUsage {
             used: read(measure)?,
