@@ -25,8 +25,11 @@ impl Host {
         }
         // The first asks, the second tells the guest to kill what is left and to let clients know.
         for patience in [grace, FAREWELL] {
-            kind.ask_to_end(live).await;
-            if tokio::time::timeout(patience, ended(&live.process)).await.is_ok() {
+            let end = async {
+                kind.ask_to_end(live).await;
+                ended(&live.process).await;
+            };
+            if tokio::time::timeout(patience, end).await.is_ok() {
                 return;
             }
         }

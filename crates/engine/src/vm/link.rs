@@ -34,9 +34,7 @@ impl std::fmt::Debug for Streams {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
-        }
+        self.end();
     }
 }
 
@@ -71,6 +69,13 @@ impl Link {
     /// Whether it has come to its end.
     pub(crate) fn is_over(&self) -> bool {
         self.tasks.iter().any(tokio::task::JoinHandle::is_finished)
+    }
+
+    /// Ends it, with all its streams.
+    pub(crate) fn end(&self) {
+        for task in &self.tasks {
+            task.abort();
+        }
     }
 
     /// A stream that begins with `order`.

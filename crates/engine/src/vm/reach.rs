@@ -14,6 +14,8 @@ use crate::{EngineError, GuestStream, Listening, Result};
 
 /// How long a guest may take to begin a conversation, or to do what it is told, before it is given up.
 const WITHIN: Duration = Duration::from_secs(30);
+/// How long a machine that is about to be stopped may take to have its writes on its disk and to tell its ports.
+const READY_TO_STOP_WITHIN: Duration = Duration::from_secs(10);
 
 /// Milliseconds since the epoch.
 pub(super) fn now_ms() -> i64 {
@@ -23,6 +25,17 @@ pub(super) fn now_ms() -> i64 {
 
 pub(super) fn too_late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the guest does not answer")
+}
+
+/// What comes of `doing`. A conversation in which nothing comes of it is ended, so that the next call begins anew.
+async fn in_time<T>(link: &Link, doing: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    match tokio::time::timeout(WITHIN, doing).await {
+        Ok(done) => done,
+        Err(_) => {
+            link.end();
+            Err(too_late())
+        }
+    }
 }
 
 impl Vm {
@@ -44,21 +57,25 @@ impl Vm {
 
     async fn have_done(&self, live: &LiveBox, order: &Order) -> io::Result<()> {
         let link = self.link(live, WITHIN).await?;
-        let done = tokio::time::timeout(WITHIN, link.have_done(order)).await;
-        done.map_err(|_| too_late())?
+        in_time(&link, link.have_done(order)).await
     }
 
     pub(super) async fn connect_guest(&self, live: &LiveBox) -> Result<Box<dyn GuestStream>> {
         let failed = || EngineError::io("cannot reach the guest");
         let link = self.link(live, WITHIN).await.map_err(failed())?;
-        let stream = link.stream(&Order::Guest).await.map_err(failed())?;
+        let stream = in_time(&link, link.stream(&Order::Guest))
+            .await
+            .map_err(failed())?;
         Ok(Box::new(stream))
     }
 
     pub(super) async fn connect_to(&self, live: &LiveBox, port: u16) -> Result<Box<dyn GuestStream>> {
         let failed = || EngineError::io("cannot reach a port of the box");
         let link = self.link(live, WITHIN).await.map_err(failed())?;
-        let mut stream = link.stream(&Order::Port { port }).await.map_err(failed())?;
+        let mut stream = in_time(&link, link.stream(&Order::Port { port }))
+            .await
+            .map_err(failed())?;
+        // What is slow here may be the program behind the port alone.
         let answered = tokio::time::timeout(WITHIN, link::answer(&mut stream)).await;
         match answered.map_err(|_| failed()(too_late()))?.map_err(failed())? {
             Answer::Done => Ok(Box::new(stream)),
@@ -81,8 +98,8 @@ impl Vm {
                 .clone());
         }
         let link = self.link(live, WITHIN).await.map_err(failed())?;
-        let answer = tokio::time::timeout(WITHIN, link.order(&Order::Listening)).await;
-        match answer.map_err(|_| failed()(too_late()))?.map_err(failed())? {
+        let answer = in_time(&link, link.order(&Order::Listening)).await;
+        match answer.map_err(failed())? {
             Answer::Listening(tables) => Ok(listening_in(&tables)),
             other => Err(failed()(io::Error::other(format!("{other:?}")))),
         }
@@ -97,15 +114,17 @@ impl Vm {
         let mut monitor = self.monitor(live).await?;
         if monitor.is_running().await.map_err(failed())? {
             // Its memory has what its disk has not, and is as safe. But whoever loses the one has the other.
-            if let Err(error) = self.have_done(live, &Order::Sync).await {
-                tracing::warn!(id = %live.id, %error, "the machine stands by with writes that are not on its disk");
-            }
-            if let Ok(ports) = self.ports(live).await {
-                *self
-                    .talk(live)
-                    .listening
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner) = ports;
+            let ready = async {
+                if let Err(error) = self.have_done(live, &Order::Sync).await {
+                    tracing::warn!(id = %live.id, %error, "the machine stands by with writes that are not on its disk");
+                }
+                if let Ok(ports) = self.ports(live).await {
+                    let talk = self.talk(live);
+                    *talk.listening.lock().unwrap_or_else(PoisonError::into_inner) = ports;
+                }
+            };
+            if tokio::time::timeout(READY_TO_STOP_WITHIN, ready).await.is_err() {
+                tracing::warn!(id = %live.id, "the machine is stopped before it was ready to be");
             }
             monitor.stop().await.map_err(failed())?;
         }

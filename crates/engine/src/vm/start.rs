@@ -32,6 +32,8 @@ const OWN_MEMORY: u64 = 320 << 20;
 /// QEMU's threads, those that wait for the disk included.
 const OWN_THREADS: u32 = 256;
 const LEAST_MEMORY: u64 = 128 << 20;
+/// Characters of a console that are told.
+const LONGEST_LINE: usize = 256;
 
 impl Vm {
     pub(super) async fn start_machine(&self, spec: &BoxSpec) -> Result<(LiveBox, BoxRecord)> {
@@ -204,7 +206,15 @@ impl Vm {
         let console = tokio::time::timeout(Duration::from_secs(2), console).await;
         let last = console.ok().flatten().unwrap_or_default();
         match last.lines().next_back() {
-            Some(line) => format!("{error}; its console says last: {line}"),
+            Some(line) => {
+                // The box may have written it.
+                let line: String = line
+                    .chars()
+                    .filter(|c| !c.is_control())
+                    .take(LONGEST_LINE)
+                    .collect();
+                format!("{error}; its console says last: {line}")
+            }
             None => error.to_string(),
         }
     }
