@@ -80,7 +80,13 @@ impl Vm {
         let launched_after = began.elapsed();
         let mut monitor = self.monitor(&launched.live).await?;
         if let Err(error) = monitor.load(&state).await {
-            return Err(EngineError::BadImage(self.explain(&launched, error).await));
+            // A host that is too busy says nothing against the state.
+            let late = error.kind() == io::ErrorKind::TimedOut;
+            let reason = self.explain(&launched, error).await;
+            return Err(match late {
+                true => failed("was given its state")(reason.into()),
+                false => EngineError::BadImage(reason),
+            });
         }
         let loaded = began.elapsed();
         monitor

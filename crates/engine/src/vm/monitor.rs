@@ -191,9 +191,8 @@ impl Monitor {
         };
         let said = self.execute("query-migrate", json!({})).await.unwrap_or_default();
         let reason = said["error-desc"].as_str().unwrap_or_default();
-        Err(io::Error::other(format!(
-            "the machine's state could not be moved: {failure} {reason}"
-        )))
+        let told = format!("the machine's state could not be moved: {failure} {reason}");
+        Err(io::Error::new(failure.kind(), told))
     }
 
     /// The last of what the machine's kernel wrote to its console.
