@@ -35,7 +35,7 @@ async function setUp(box: Sandbox): Promise<number> {
   await box.git.clone('/tmp/textkit.bundle', { path: repository, branch: 'main' })
   await box.git.configureUser('Agent', 'agent@localhost')
   const install = 'python3 -m venv --system-site-packages .venv && .venv/bin/pip install --quiet --no-build-isolation --editable .'
-  await box.commands.run(`${install} && echo .venv >> .git/info/exclude`, { ...within, timeoutMs: 300_000 })
+  await box.commands.run(install, { ...within, timeoutMs: 300_000 })
   console.log('the project is cloned and installed, once and for all')
   // Something that runs on from session to session, as a watcher or a dev server would.
   const watcher = await box.commands.run('exec sleep infinity', { background: true, timeoutMs: 0 })

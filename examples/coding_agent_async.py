@@ -37,7 +37,7 @@ async def set_up(box, project):
     await box.git.clone("/tmp/textkit.bundle", path=REPOSITORY, branch="main")
     await box.git.configure_user("Agent", "agent@localhost")
     install = "python3 -m venv --system-site-packages .venv && .venv/bin/pip install --quiet --no-build-isolation --editable ."
-    await box.commands.run(f"{install} && echo .venv >> .git/info/exclude", cwd=REPOSITORY, timeout=300)
+    await box.commands.run(install, cwd=REPOSITORY, timeout=300)
 
 
 async def work(box, task):
