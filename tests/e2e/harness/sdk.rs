@@ -71,7 +71,10 @@ pub(crate) fn script_command(sdk: &Sdk, script: &str) -> Result<Command> {
             let folders = FOLDERS.map(|folder| repository().join(folder).join(script));
             let script = folders.iter().find(|path| path.exists());
             let mut command = Command::new(sdks.join(venv).join("bin/python"));
-            command.arg("-B").arg(script.context("there is no such script")?);
+            command
+                .arg("-B")
+                .arg(repository().join(FOLDERS[0]).join("run.py"));
+            command.arg(script.context("there is no such script")?);
             command
         }
         Sdk::Node => {

@@ -1,7 +1,6 @@
 """The asynchronous half of the Python SDK."""
 
 import asyncio
-import os
 import uuid
 
 from e2b import AsyncSandbox, CommandExitException, FilesystemEventType, PtySize, SandboxQuery, SandboxState
@@ -80,5 +79,3 @@ async def main():
 
 
 asyncio.run(main())
-# Everything was checked by now. On its way out the interpreter is now and then aborted by a library below the SDK.
-os._exit(0)
