@@ -11,7 +11,8 @@ const ROOT: &str = "/sys/fs/cgroup";
 const V1_CONTROLLERS: [&str; 6] = ["cpu", "cpuacct", "memory", "pids", "freezer", "blkio"];
 const V2_CONTROLLERS: [&str; 4] = ["cpu", "memory", "pids", "io"];
 /// A process in an uninterruptible wait holds up a freeze.
-const FREEZE_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
+const FREEZE_WITHIN: std::time::Duration = std::time::Duration::from_secs(20);
+const CALL_AGAIN: std::time::Duration = std::time::Duration::from_secs(1);
 const CPU_PERIOD_USEC: u64 = 100_000;
 /// The kernel takes no less.
 const CPU_LEAST_USEC: u64 = 1000;
@@ -226,23 +227,36 @@ impl Group {
 
     /// Stops all processes of the group where they are. Returns when they are.
     pub fn freeze(&self) -> io::Result<()> {
-        match self.version {
-            Version::V2 => self.write("", "cgroup.freeze", "1")?,
-            Version::V1 => self.write("freezer", "freezer.state", "FROZEN")?,
-        }
-        // The kernel notifies nobody in version 1; what it needs is a moment's scheduling.
         let deadline = std::time::Instant::now() + FREEZE_WITHIN;
-        while !self.frozen()? {
+        loop {
+            match self.version {
+                Version::V2 => self.write("", "cgroup.freeze", "1")?,
+                Version::V1 => self.write("freezer", "freezer.state", "FROZEN")?,
+            }
+            if self.freezes_within(CALL_AGAIN)? {
+                return Ok(());
+            }
+            // A process that has missed the call, as one may that is just coming up, hears the next.
+            self.thaw()?;
             if std::time::Instant::now() > deadline {
-                self.thaw()?;
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
                     "a process of the box cannot be frozen",
                 ));
             }
+        }
+    }
+
+    fn freezes_within(&self, patience: std::time::Duration) -> io::Result<bool> {
+        let deadline = std::time::Instant::now() + patience;
+        // The kernel notifies nobody in version 1; what it needs is a moment's scheduling.
+        while !self.frozen()? {
+            if std::time::Instant::now() > deadline {
+                return Ok(false);
+            }
             std::thread::sleep(std::time::Duration::from_micros(100));
         }
-        Ok(())
+        Ok(true)
     }
 
     pub fn thaw(&self) -> io::Result<()> {

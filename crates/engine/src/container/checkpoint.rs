@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dorm_sys::process::Process;
 use rustix::process::Signal;
@@ -18,6 +18,16 @@ use crate::host::image::{Still, Unfinished};
 use crate::host::{LiveBox, ended, record_of};
 use crate::launch::{self, Job};
 use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, Result};
+
+/// How long a box goes on whose state of the moment cannot be saved, and how often.
+const MOMENT: Duration = Duration::from_millis(50);
+const MOMENTS: u32 = 3;
+
+/// Whether CRIU refuses what will not be so a moment later: a connection that its other end gave up before anybody accepted it, or
+/// a process between two identities.
+fn passes(reason: &str) -> bool {
+    reason.contains("in-flight socket") || reason.contains("/ns/net: Permission denied")
+}
 
 impl Container {
     /// The reason why not, in words.
@@ -38,19 +48,35 @@ impl Container {
     pub(super) async fn dump_box(&self, live: &LiveBox, image: &Path) -> Result<Dumped> {
         let criu = self.criu()?;
         let failed = || EngineError::io("cannot write the memory image");
-        let unfinished = Unfinished::make(image).map_err(failed())?;
         let home = self.host.pool.home_path(&live.id);
         let began = Instant::now();
-        let names = criu
-            .dump(
+        let mut moments = MOMENTS;
+        let (unfinished, names) = loop {
+            let unfinished = Unfinished::make(image).map_err(failed())?;
+            let dumped = criu.dump(
                 &self.host.launcher,
                 live.process.pid,
                 &live.group,
                 &home,
                 &live.volumes,
                 &unfinished.0,
-            )
-            .await?;
+            );
+            match dumped.await {
+                Ok(names) => break (unfinished, names),
+                Err(EngineError::CannotCheckpoint(reason)) if moments > 0 && passes(&reason) => {
+                    moments -= 1;
+                    tracing::debug!(id = %live.id, reason, "the box goes on for a moment");
+                    live.group.thaw().map_err(failed())?;
+                    tokio::time::sleep(MOMENT).await;
+                    let group = live.group.clone();
+                    let frozen = tokio::task::spawn_blocking(move || group.freeze()).await;
+                    frozen
+                        .unwrap_or_else(|e| Err(std::io::Error::other(e)))
+                        .map_err(failed())?;
+                }
+                Err(error) => return Err(error),
+            }
+        };
         live.note_names(names);
         tracing::debug!(id = %live.id, took = ?began.elapsed(), "memory read");
         let (id, image, version) = (live.id.clone(), image.to_owned(), criu.version.clone());
