@@ -14,6 +14,7 @@ harness::tests![
     two_hundred_processes_come_back,
     sessions_groups_and_stopped_processes_come_back,
     files_of_the_memory_file_systems_come_back,
+    a_process_that_is_starting_another_comes_back,
 ];
 
 /// Waits, after `ready()`, until it has been woken for the second time.
@@ -432,4 +433,31 @@ for folder in ['/dev/shm', '/run']:
     assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == (0o751, 1000, 1000), found
 "#,
     )
+}
+
+fn a_process_that_is_starting_another_comes_back() -> Result<()> {
+    let agent = Server::shared()?.agent("lender")?;
+    // The child opens the pipe before it executes its program, and its parent waits in the kernel for that.
+    let starting = |pipe: &str| {
+        let starts = format!(
+            "import os; os.mkfifo('{pipe}'); open('/tmp/ready', 'w').close(); \
+             os.posix_spawn('/bin/true', ['true'], {{}}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, '{pipe}', os.O_RDONLY, 0)]); \
+             os.wait(); open('{pipe}.done', 'w').close()"
+        );
+        agent.exec_with(&["-d"], &["python3", "-c", &starts])?.succeeded()?;
+        agent.until("it waits for its child", "grep -q kernel_clone /proc/*/task/*/wchan")
+    };
+    starting("/tmp/pipe")?;
+    agent.exec_with(&["-d"], &["sh", "-c", "sleep 1; echo > /tmp/pipe"])?.succeeded()?;
+    agent.server.dorm(&["pause", &agent.name])?.succeeded()?;
+    // When it goes on for a moment, the time of the one who writes to the pipe has come.
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    agent.hibernate()?;
+    agent.until("the child has run", "test -e /tmp/pipe.done")?;
+
+    starting("/tmp/never")?;
+    let hibernate = agent.server.dorm(&["hibernate", &agent.name])?;
+    hibernate.refused(4, &["process", "has yet to execute its program", "goes on as it was"])?;
+    agent.sh("echo > /tmp/never")?.succeeded()?;
+    agent.until("the child has run", "test -e /tmp/never.done")
 }

@@ -279,12 +279,24 @@ impl Group {
         if self.version == Version::V2 {
             return Ok(false);
         }
-        // Its state is that of any frozen process; where it waits tells more.
-        let stopped = |pid: &i32| {
-            let place = fs::read_to_string(format!("/proc/{pid}/wchan"));
-            place.is_ok_and(|place| place == "do_signal_stop")
+        Ok(self.waits_at("do_signal_stop")?.is_some())
+    }
+
+    /// A thread of the frozen group that waits for a child which has its memory until it executes a program or ends (vfork).
+    pub fn lender(&self) -> io::Result<Option<i32>> {
+        self.waits_at("kernel_clone")
+    }
+
+    /// The state of a frozen thread is that of any other; the place in the kernel where it waits tells more.
+    fn waits_at(&self, place: &str) -> io::Result<Option<i32>> {
+        let threads = match self.version {
+            Version::V2 => self.read("", "cgroup.threads")?,
+            Version::V1 => self.read("freezer", "tasks")?,
         };
-        Ok(self.processes()?.iter().any(stopped))
+        let waits = |thread: &i32| {
+            fs::read_to_string(format!("/proc/{thread}/wchan")).is_ok_and(|found| found == place)
+        };
+        Ok(threads.lines().filter_map(|line| line.parse().ok()).find(waits))
     }
 
     /// The directory whose freezer CRIU may use.

@@ -197,10 +197,6 @@ pub(crate) fn absorb(
         Answer::Refused { message, .. } if message.contains("does not run") && agent.may_have_no_memory() => {
             return Ok(News::None);
         }
-        // CRIU names the process that it cannot save now, and the agent goes on as it was.
-        Answer::Refused { message, .. } if message.contains("the memory cannot be saved") => {
-            return Ok(lost(agent, name, operation));
-        }
         Answer::Refused { .. } | Answer::Lost(_) if shaken => return Ok(lost(agent, name, operation)),
         Answer::Refused { .. } | Answer::Lost(_) => bail!("{}", answer.in_words()),
     };

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dorm_sys::cgroup::Group;
 use dorm_sys::process::Process;
 use rustix::process::Signal;
 
@@ -23,10 +24,25 @@ use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, Result};
 const MOMENT: Duration = Duration::from_millis(50);
 const MOMENTS: u32 = 3;
 
-/// Whether CRIU refuses what will not be so a moment later: a connection that its other end gave up before anybody accepted it, or
-/// a process between two identities.
+/// Whether what keeps the memory from being saved will not be so a moment later: a connection that its other end gave up before
+/// anybody accepted it, a process between two identities, or one that is starting another.
 fn passes(reason: &str) -> bool {
-    reason.contains("in-flight socket") || reason.contains("/ns/net: Permission denied")
+    ["in-flight socket", "/ns/net: Permission denied", LENT]
+        .iter()
+        .any(|passing| reason.contains(passing))
+}
+
+/// CRIU would wait seconds for such a process, which cannot stop before its child has gone on.
+const LENT: &str = "waits for a child that has yet to execute its program";
+
+fn nobody_lends(group: &Group) -> Result<()> {
+    match group
+        .lender()
+        .map_err(EngineError::io("cannot look at the box's processes"))?
+    {
+        Some(thread) => Err(EngineError::CannotCheckpoint(format!("process {thread} {LENT}"))),
+        None => Ok(()),
+    }
 }
 
 impl Container {
@@ -53,26 +69,20 @@ impl Container {
         let mut moments = MOMENTS;
         let (unfinished, names) = loop {
             let unfinished = Unfinished::make(image).map_err(failed())?;
-            let dumped = criu.dump(
-                &self.host.launcher,
-                live.process.pid,
-                &live.group,
-                &home,
-                &live.volumes,
-                &unfinished.0,
-            );
+            let dumped = async {
+                nobody_lends(&live.group)?;
+                let (launcher, pid) = (&self.host.launcher, live.process.pid);
+                criu.dump(launcher, pid, &live.group, &home, &live.volumes, &unfinished.0)
+                    .await
+            };
             match dumped.await {
                 Ok(names) => break (unfinished, names),
                 Err(EngineError::CannotCheckpoint(reason)) if moments > 0 && passes(&reason) => {
                     moments -= 1;
                     tracing::debug!(id = %live.id, reason, "the box goes on for a moment");
-                    live.group.thaw().map_err(failed())?;
+                    live.thaw()?;
                     tokio::time::sleep(MOMENT).await;
-                    let group = live.group.clone();
-                    let frozen = tokio::task::spawn_blocking(move || group.freeze()).await;
-                    frozen
-                        .unwrap_or_else(|e| Err(std::io::Error::other(e)))
-                        .map_err(failed())?;
+                    live.freeze().await?;
                 }
                 Err(error) => return Err(error),
             }
