@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::FlockOperation;
 
 use super::remains::Remains;
 use super::{host, outside};
@@ -15,6 +16,8 @@ use super::{host, outside};
 const PARENT: &str = "/var/tmp";
 /// A work directory that holds this file is kept until somebody removes it.
 const KEPT: &str = "kept";
+/// Holds a file for each run that goes on.
+const SLOTS: &str = "dorm-e2e.slots";
 const POOL_SIZE: u64 = 16 << 30;
 /// Runs that may go on at the same time.
 const RUNS: u32 = 31;
@@ -23,8 +26,8 @@ pub(crate) struct World {
     pub(crate) root: PathBuf,
     /// Tells apart the ports and addresses of runs that go on at the same time.
     pub(super) slot: u32,
-    /// Locked for as long as this process lives.
-    _slot: fs::File,
+    /// The slot and the work directory, locked for as long as this process lives.
+    _held: [fs::File; 2],
     servers: AtomicU32,
     ending: AtomicBool,
 }
@@ -44,14 +47,21 @@ impl World {
             rustix::process::geteuid().is_root(),
             "the end-to-end tests start real boxes and need root"
         );
+        let slots = Path::new(PARENT).join(SLOTS);
+        fs::create_dir_all(&slots)?;
+        // A work directory that is not locked yet looks like that of a run which has crashed.
+        let alone = fs::File::open(&slots)?;
+        rustix::fs::flock(&alone, FlockOperation::LockExclusive)?;
         clean_up_after_crashes(prefix)?;
         let root = Path::new(PARENT).join(format!("{prefix}{}", std::process::id()));
         fs::create_dir(&root).with_context(|| format!("cannot make {}", root.display()))?;
-        let (slot, held) = take_slot()?;
+        let held = lock(&root).context("the new work directory is somebody else's")?;
+        drop(alone);
+        let (slot, slot_held) = take_slot(&slots)?;
         let world = World {
             root,
             slot,
-            _slot: held,
+            _held: [slot_held, held],
             servers: AtomicU32::new(0),
             ending: AtomicBool::new(false),
         };
@@ -126,26 +136,33 @@ fn make_btrfs(root: &Path, name: &str, size: u64) -> Result<PathBuf> {
     Ok(at)
 }
 
-fn take_slot() -> Result<(u32, fs::File)> {
-    let folder = Path::new(PARENT).join("dorm-e2e.slots");
-    fs::create_dir_all(&folder)?;
+fn take_slot(slots: &Path) -> Result<(u32, fs::File)> {
     for slot in 0..RUNS {
-        let file = fs::File::create(folder.join(slot.to_string()))?;
-        if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok() {
-            return Ok((slot, file));
+        let path = slots.join(slot.to_string());
+        fs::File::create(&path)?;
+        if let Some(held) = lock(&path) {
+            return Ok((slot, held));
         }
     }
     bail!("{RUNS} runs of these tests go on already")
 }
 
+/// `None` if another process has it.
+fn lock(path: &Path) -> Option<fs::File> {
+    let file = fs::File::open(path).ok()?;
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
+        .is_ok()
+        .then_some(file)
+}
+
 fn clean_up_after_crashes(prefix: &str) -> Result<()> {
     let of_crashed = |entry: &fs::DirEntry| {
         let name = entry.file_name();
-        let pid = name
-            .to_str()
-            .and_then(|n| n.strip_prefix(prefix))
-            .and_then(|n| n.parse::<u32>().ok());
-        pid.is_some_and(|pid| !runs_tests(pid)) && !entry.path().join(KEPT).exists()
+        let pid = name.to_str().and_then(|n| n.strip_prefix(prefix));
+        let root = Path::new(PARENT).join(&name);
+        pid.is_some_and(|pid| pid.parse::<u32>().is_ok())
+            && !root.join(KEPT).exists()
+            && (lock(&root).is_some() || !root.exists())
     };
     for entry in fs::read_dir(PARENT)?.flatten().filter(of_crashed) {
         eprintln!("cleaning up after an earlier run: {}", entry.path().display());
@@ -161,17 +178,6 @@ fn clean_up_after_crashes(prefix: &str) -> Result<()> {
         outside::destroy(&entry.path());
     }
     Ok(())
-}
-
-/// Whether `pid` is a runner of these tests: a pid may have been given to somebody else.
-fn runs_tests(pid: u32) -> bool {
-    let own = fs::read_link("/proc/self/exe").ok();
-    let theirs = fs::read_link(format!("/proc/{pid}/exe")).ok();
-    let stem = |path: Option<PathBuf>| {
-        let name = path?.file_name()?.to_str()?.split(['-', ' ']).next()?.to_owned();
-        Some(name)
-    };
-    theirs.is_some() && stem(own) == stem(theirs)
 }
 
 /// Takes away all of a run but its work directory.

@@ -232,7 +232,8 @@ impl Torture {
                 self.note("the machine goes down".to_owned());
                 self.server.simulate_reboot()?;
                 self.armed = None;
-                self.agents.values_mut().for_each(Agent::rebooted);
+                let born = news.iter_mut().filter_map(|(_, _, news)| news.born());
+                self.agents.values_mut().chain(born).for_each(Agent::rebooted);
             }
             Blow::Orderly => {
                 *self.blows.entry("orderly ends").or_default() += 1;

@@ -183,6 +183,16 @@ pub(crate) enum News {
     PerhapsNoSnapshot(String),
 }
 
+impl News {
+    /// Who is there, or perhaps, since the operation.
+    pub(crate) fn born(&mut self) -> Option<&mut Agent> {
+        match self {
+            Self::Born(_, agent) | Self::PerhapsBorn(_, agent) => Some(agent),
+            _ => None,
+        }
+    }
+}
+
 /// Changes the model by what an operation did. `shaken` tells that the daemon went down meanwhile.
 pub(crate) fn absorb(
     agent: &mut Agent,
@@ -290,14 +300,21 @@ fn snapshot(agent: &Agent, value: &Value) -> Snapshot {
 }
 
 fn child(agent: &Agent, operation: &Operation, id: String) -> Agent {
-    let Operation::Fork { from, files_only, .. } = operation else {
+    let Operation::Fork {
+        from,
+        files_only,
+        start,
+        ..
+    } = operation
+    else {
         unreachable!("only a fork has a child");
     };
     let worlds = from
         .as_ref()
         .map_or(&agent.worlds, |snapshot| &snapshot.worlds)
         .clone();
-    let fork = agent.fork(id, worlds);
+    let mut fork = agent.fork(id, worlds);
+    fork.on_disk = !start;
     match files_only {
         true => Agent {
             worlds: fork.without_memory(),

@@ -11,18 +11,17 @@ use dorm_sys::process::Process;
 use rustix::process::Signal;
 
 use super::Container;
-use super::spare::{Spare, Spares};
-use super::start::process_netns;
+use super::spare::Spares;
 use crate::criu::Criu;
 use crate::criu::manifest::{Manifest, Pages};
 use crate::host::image::{Still, Unfinished};
-use crate::host::{LiveBox, ended, record_of};
+use crate::host::{LiveBox, ended, netns_of, record_of};
 use crate::launch::{self, Job};
 use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, Result};
 
-/// How long a box goes on whose state of the moment cannot be saved, and how often.
+/// How long a box goes on whose state of the moment cannot be saved: twice as long each time, up to the last.
 const MOMENT: Duration = Duration::from_millis(50);
-const MOMENTS: u32 = 3;
+const LAST_MOMENT: Duration = Duration::from_millis(1600);
 
 /// Whether what keeps the memory from being saved will not be so a moment later: a connection that its other end gave up before
 /// anybody accepted it, a process between two identities, or one that is starting another.
@@ -66,7 +65,7 @@ impl Container {
         let failed = || EngineError::io("cannot write the memory image");
         let home = self.host.pool.home_path(&live.id);
         let began = Instant::now();
-        let mut moments = MOMENTS;
+        let mut moment = MOMENT;
         let (unfinished, names) = loop {
             let unfinished = Unfinished::make(image).map_err(failed())?;
             let dumped = async {
@@ -77,11 +76,11 @@ impl Container {
             };
             match dumped.await {
                 Ok(names) => break (unfinished, names),
-                Err(EngineError::CannotCheckpoint(reason)) if moments > 0 && passes(&reason) => {
-                    moments -= 1;
+                Err(EngineError::CannotCheckpoint(reason)) if moment <= LAST_MOMENT && passes(&reason) => {
                     tracing::debug!(id = %live.id, reason, "the box goes on for a moment");
                     live.thaw()?;
-                    tokio::time::sleep(MOMENT).await;
+                    tokio::time::sleep(moment).await;
+                    moment *= 2;
                     live.freeze().await?;
                 }
                 Err(error) => return Err(error),
@@ -156,30 +155,23 @@ impl Container {
         let (limits, volumes) = (self.host.group_limits(&spec.limits)?, self.host.volumes(spec)?);
         let (mut waiting, hand) = tokio::try_join!(self.criu_spares()?.take(), self.spares.take())?;
         let (group, join) = waiting.claim(&self.host.cgroups, &spec.id, &limits)?;
-        let Spare {
-            process: mut criu_process,
-            socket,
-            ..
-        } = waiting;
+        let waiting = waiting.launcher;
         let launch = launch::Spec {
             home: self.host.pool.home_path(&spec.id),
             uid_base: spec.uid_base,
             volumes,
             job: Job::Stage {
-                criu: criu_process
-                    .id()
-                    .and_then(|pid| pid.try_into().ok())
-                    .unwrap_or_default(),
+                criu: waiting.pid(),
                 guest,
                 join,
             },
         };
-        let staged = crate::criu::stage(&hand.socket, &launch).await;
+        let staged = hand.launcher.socket.stage(&launch).await;
         tokio::spawn(hand.end());
         let restored = async {
-            staged?;
+            staged.map_err(EngineError::io("cannot start criu"))?;
             let started = began.elapsed();
-            let restoring = criu.restore(&socket, &launch.volumes, image, work).await?;
+            let restoring = criu.restore(&waiting.socket, &launch.volumes, image, work).await?;
             let pid = restoring.namespaces().await?;
             let namespaces = began.elapsed();
             let netns = dorm_sys::namespace::open(pid, "net")
@@ -207,8 +199,7 @@ impl Container {
             restored
         }
         .await;
-        drop(socket);
-        let _ = criu_process.wait().await;
+        waiting.end().await;
         let restored = match restored {
             // Memory that is damaged explains whatever else went wrong.
             Err(EngineError::BadImage(reason)) => {
@@ -219,11 +210,9 @@ impl Container {
             restored => restored?,
         };
         let process = Process::open(restored).map_err(EngineError::io("cannot find the restored box"))?;
-        let found = process_netns(&process).and_then(|netns| {
-            let record = record_of(Isolation::Container, &process, guest_hash)
-                .map_err(EngineError::io("cannot find the restored box"))?;
-            Ok((netns, record))
-        });
+        let found = netns_of(&process)
+            .and_then(|netns| Ok((netns, record_of(Isolation::Container, &process, guest_hash)?)))
+            .map_err(EngineError::io("cannot find the restored box"));
         match found {
             Ok((netns, record)) => Ok((LiveBox::new(process, netns, group, spec, &record), record)),
             Err(error) => {

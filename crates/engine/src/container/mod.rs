@@ -55,7 +55,7 @@ impl Container {
             criu_spares: criu
                 .as_ref()
                 .ok()
-                .map(|criu| spares(Part::Criu(criu.job_ahead()))),
+                .map(|criu| spares(Part::Criu(criu.job(0, true)))),
             criu,
             spares: spares(Part::Launcher(filter)),
             host,

@@ -12,11 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dorm_sys::cgroup::{Group, GroupLimits, Hierarchy};
-use tokio::process::Child;
 
 use crate::host::failed;
-use crate::launch::{self, Preparation, Report};
-use crate::packet::PacketSocket;
+use crate::launch::{self, Launcher};
 use crate::{Id, Result};
 
 /// First characters of the names of groups whose box is not there yet.
@@ -26,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub(super) struct Spares {
-    launcher: PathBuf,
+    program: PathBuf,
     cgroups: Hierarchy,
     part: Part,
     ready: Mutex<Vec<Spare>>,
@@ -57,8 +55,7 @@ impl Part {
 /// A launcher, and the group that it is in.
 #[derive(Debug)]
 pub(super) struct Spare {
-    pub(super) process: Child,
-    pub(super) socket: PacketSocket,
+    pub(super) launcher: Launcher,
     group: Option<SpareGroup>,
 }
 
@@ -106,10 +103,10 @@ async fn remove(cgroups: Hierarchy, name: String) {
 }
 
 impl Spares {
-    pub(super) fn new(launcher: PathBuf, cgroups: Hierarchy, part: Part) -> Arc<Self> {
+    pub(super) fn new(program: PathBuf, cgroups: Hierarchy, part: Part) -> Arc<Self> {
         let (ready, refilling, closed) = Default::default();
         let spares = Arc::new(Self {
-            launcher,
+            program,
             cgroups,
             part,
             ready,
@@ -138,7 +135,7 @@ impl Spares {
         }
         let alive = spare
             .as_mut()
-            .is_some_and(|s| s.process.try_wait().is_ok_and(|ended| ended.is_none()));
+            .is_some_and(|s| s.launcher.process.try_wait().is_ok_and(|ended| ended.is_none()));
         let spare = match spare {
             Some(spare) if alive => Ok(spare),
             dead => {
@@ -187,40 +184,20 @@ impl Spares {
             false => None,
         };
         let join = group.iter().flat_map(SpareGroup::join_files).collect();
-        let spawned = PacketSocket::pair().and_then(|(socket, theirs)| {
-            let process = launch::spawn(&self.launcher, theirs, std::process::Stdio::null())?;
-            Ok((process, socket))
-        });
-        let (process, socket) = spawned.map_err(|error| failed("was prepared")(error.into()))?;
-        let spare = Spare {
-            process,
-            socket,
-            group,
-        };
-        match self.make_ready(&spare, join).await {
-            Ok(()) => Ok(spare),
-            Err(reason) => {
-                spare.end().await;
-                Err(failed("was prepared")(reason.into()))
-            }
-        }
+        let launcher = self.start(join).await;
+        let launcher = launcher.map_err(|reason| failed("was prepared")(reason.into()))?;
+        Ok(Spare { launcher, group })
     }
 
-    async fn make_ready(&self, spare: &Spare, join: Vec<PathBuf>) -> io::Result<()> {
-        let filter = matches!(self.part, Part::Launcher(_));
-        spare.socket.send_json(&Preparation { join, filter }).await?;
-        if let Part::Launcher(filter) = &self.part {
-            spare.socket.send(filter).await?;
+    async fn start(&self, join: Vec<PathBuf>) -> io::Result<Launcher> {
+        match &self.part {
+            Part::Launcher(filter) => Launcher::start(&self.program, join, Some(filter)).await,
+            Part::Criu(job) => {
+                let launcher = Launcher::start(&self.program, join, None).await?;
+                launcher.become_criu(job.clone()).await?;
+                Ok(launcher)
+            }
         }
-        spare.heard(|report| matches!(report, Report::Prepared)).await?;
-        if let Part::Criu(job) = &self.part {
-            spare
-                .socket
-                .send_json(&launch::Spec::without_home(job.clone()))
-                .await?;
-            spare.heard(|report| matches!(report, Report::Executing)).await?;
-        }
-        Ok(())
     }
 
     fn make_group(&self) -> Result<SpareGroup> {
@@ -240,24 +217,10 @@ impl Spares {
 }
 
 impl Spare {
-    async fn heard(&self, wanted: fn(&Report) -> bool) -> io::Result<()> {
-        let said = self.socket.receive().await?;
-        match serde_json::from_slice(&said) {
-            Ok(report) if wanted(&report) => Ok(()),
-            _ => Err(io::Error::other(super::start::reason(&said))),
-        }
-    }
-
     /// Ends the launcher and removes its group.
     pub(super) async fn end(self) {
-        let Self {
-            mut process,
-            socket,
-            group,
-        } = self;
-        drop(socket);
-        let _ = process.wait().await;
-        if let Some(group) = group {
+        self.launcher.end().await;
+        if let Some(group) = self.group {
             group.remove().await;
         }
     }

@@ -1,16 +1,12 @@
 //! Bringing up a box.
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
-use dorm_sys::process::Process;
 use rustix::process::Signal;
 
 use super::Container;
-use super::spare::Spare;
-use crate::host::{LiveBox, ended, failed, record_of};
-use crate::launch::{self, Job, Report};
+use crate::host::{LiveBox, ended, failed, netns_of, record_of};
+use crate::launch::{self, Job, Launcher, complaint};
 use crate::packet::PacketSocket;
 use crate::{BoxRecord, BoxSpec, Isolation, Result};
 
@@ -20,8 +16,8 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 impl Container {
     pub(super) async fn start_box(&self, spec: &BoxSpec) -> Result<(LiveBox, BoxRecord)> {
         let limits = self.host.group_limits(&spec.limits)?;
-        let mut launcher = self.spares.take().await?;
-        let (group, join) = launcher.claim(&self.host.cgroups, &spec.id, &limits)?;
+        let mut spare = self.spares.take().await?;
+        let (group, join) = spare.claim(&self.host.cgroups, &spec.id, &limits)?;
         let launch = launch::Spec {
             home: self.host.pool.home_path(&spec.id),
             uid_base: spec.uid_base,
@@ -34,20 +30,20 @@ impl Container {
                 tmpfs_bytes: spec.limits.memory / 2,
             },
         };
-        let process = tokio::time::timeout(READY_WITHIN, handshake(&launcher.socket, &launch))
-            .await
-            .map_err(|e| failed("was launched")(e.into()))??;
-        let Spare {
+        let launcher = spare.launcher;
+        let process = tokio::time::timeout(READY_WITHIN, launcher.launch(&launch)).await;
+        let process = process.unwrap_or_else(|e| Err(e.into()));
+        let process = process.map_err(|e| failed("was launched")(e.into()))?;
+        let Launcher {
             process: mut launcher,
             socket,
-            ..
         } = launcher;
         let reap_launcher = async {
             let _ = launcher.wait().await;
         };
 
         let outcome = tokio::time::timeout(READY_WITHIN, async {
-            let netns = process_netns(&process)?;
+            let netns = netns_of(&process).map_err(|e| failed("was set up")(e.into()))?;
             let (attached, ()) = tokio::join!(
                 self.host
                     .network
@@ -64,7 +60,7 @@ impl Container {
             let sent = socket.send_json(&spec.boot).await;
             match socket.receive().await {
                 Ok(answer) if answer == dorm_proto::boot::READY => Ok(netns),
-                Ok(answer) => Err(failed("was set up")(reason(&answer).into())),
+                Ok(answer) => Err(failed("was set up")(complaint(&answer).into())),
                 Err(error) => Err(failed("was booted")(sent.err().unwrap_or(error).into())),
             }
         })
@@ -84,38 +80,10 @@ impl Container {
     }
 }
 
-/// Sends the launcher its orders and learns who process 1 is.
-async fn handshake(socket: &PacketSocket, spec: &launch::Spec) -> Result<Process> {
-    socket
-        .send_json(spec)
-        .await
-        .map_err(|e| failed("was launched")(e.into()))?;
-    let answer = socket
-        .receive()
-        .await
-        .map_err(|e| failed("was launched")(e.into()))?;
-    match serde_json::from_slice(&answer) {
-        Ok(Report::Pid(pid)) => Process::open(pid).map_err(|e| failed("was launched")(e.into())),
-        _ => Err(failed("was launched")(reason(&answer).into())),
-    }
-}
-
-pub(super) fn process_netns(process: &Process) -> Result<Arc<OwnedFd>> {
-    let netns = dorm_sys::namespace::open(process.pid, "net").map_err(|e| failed("was set up")(e.into()))?;
-    Ok(Arc::new(netns))
-}
-
 /// What process 1 still said before it went, if it is gone.
 async fn said(socket: &PacketSocket) -> Option<String> {
     let answer = tokio::time::timeout(Duration::from_millis(200), socket.receive()).await;
-    answer.ok()?.ok().map(|packet| reason(&packet))
-}
-
-pub(super) fn reason(packet: &[u8]) -> String {
-    match serde_json::from_slice(packet) {
-        Ok(Report::Failed(reason)) => reason,
-        _ => String::from_utf8_lossy(packet).into_owned(),
-    }
+    answer.ok()?.ok().map(|packet| complaint(&packet))
 }
 
 fn random_uuid() -> String {

@@ -7,13 +7,11 @@ use std::time::{Duration, Instant};
 use dorm_sys::cgroup::{Group, Hierarchy};
 use dorm_sys::process::Process;
 use rustix::process::Signal;
-use tokio::process::Child;
 
+use super::Criu;
 use super::manifest::Manifest;
-use super::{Criu, expect};
 use crate::host::{ended, instance};
-use crate::launch::{self, Job, Preparation, Report, Spec};
-use crate::packet::PacketSocket;
+use crate::launch::{Job, Launcher, Spec};
 use crate::{EngineError, Id, Result};
 
 /// For boxes and images of the daemon whose data directory is `data`.
@@ -93,37 +91,30 @@ impl Bare {
         let failed = || EngineError::io("cannot start criu");
         let (manifest, _) = Manifest::open(image).map_err(EngineError::BadImage)?;
         let work = tempfile::tempdir().map_err(failed())?;
-        let (mut process, socket) = self.launcher().await?;
-        let (mut other, stage) = self.launcher().await?;
+        let (waiting, hand) = (self.launcher().await?, self.launcher().await?);
         let restored = async {
-            let job = Spec::without_home(criu.job(0));
-            socket.send_json(&job).await.map_err(failed())?;
-            expect(&socket, |r| matches!(r, Report::Executing)).await?;
+            waiting.become_criu(criu.job(0, false)).await.map_err(failed())?;
             let began = Instant::now();
             let spec = Spec {
                 volumes: Vec::new(),
                 home: self.data.join("pool/homes").join(id.as_str()),
                 uid_base: manifest.uid_base,
                 job: Job::Stage {
-                    criu: process
-                        .id()
-                        .and_then(|pid| pid.try_into().ok())
-                        .unwrap_or_default(),
+                    criu: waiting.pid(),
                     guest: self.data.join("guests").join(&manifest.guest_hash),
                     join: Vec::new(),
                 },
             };
-            super::stage(&stage, &spec).await?;
-            let restoring = criu.restore(&socket, &[], image, work.path()).await?;
+            hand.socket.stage(&spec).await.map_err(failed())?;
+            let restoring = criu.restore(&waiting.socket, &[], image, work.path()).await?;
             restoring.namespaces().await?;
             restoring.memory().await?;
             let pid = restoring.finish().await?;
             Ok((pid, began.elapsed()))
         }
         .await;
-        drop((socket, stage));
-        let _ = process.wait().await;
-        let _ = other.wait().await;
+        hand.end().await;
+        waiting.end().await;
         let (pid, took) = restored?;
         let restored = Process::open(pid).map_err(EngineError::io("cannot find the restored box"))?;
         let _ = restored.signal(Signal::KILL);
@@ -131,16 +122,8 @@ impl Bare {
         Ok(took)
     }
 
-    async fn launcher(&self) -> Result<(Child, PacketSocket)> {
-        let failed = || EngineError::io("cannot start criu");
-        let (socket, theirs) = PacketSocket::pair().map_err(failed())?;
-        let process = launch::spawn(&self.launcher, theirs, std::process::Stdio::null()).map_err(failed())?;
-        let nothing = Preparation {
-            join: Vec::new(),
-            filter: false,
-        };
-        socket.send_json(&nothing).await.map_err(failed())?;
-        expect(&socket, |r| matches!(r, Report::Prepared)).await?;
-        Ok((process, socket))
+    async fn launcher(&self) -> Result<Launcher> {
+        let launcher = Launcher::start(&self.launcher, Vec::new(), None).await;
+        launcher.map_err(EngineError::io("cannot start criu"))
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use dorm_sys::cgroup::Group;
 
-use crate::launch::{self, Job, Preparation, Report, Spec};
+use crate::launch::{self, Job, Launcher};
 use crate::packet::PacketSocket;
 use crate::{EngineError, Result};
 
@@ -93,23 +93,17 @@ impl Criu {
     ) -> Result<Vec<PathBuf>> {
         let failed = || EngineError::io("cannot start criu");
         let directory = File::open(images).map_err(failed())?;
-        let (socket, theirs) = PacketSocket::pair().map_err(failed())?;
-        let mut process = launch::spawn(launcher, theirs, std::process::Stdio::null()).map_err(failed())?;
         let owner =
             dorm_sys::namespace::open(pid, "user").and_then(|ns| dorm_sys::namespace::owner(ns.as_fd()));
         let user = owner.map_err(failed())?;
-        let spec = Spec::without_home(self.job(user));
+        let launcher = Launcher::start(launcher, Vec::new(), None)
+            .await
+            .map_err(failed())?;
         let done = async {
-            socket
-                .send_json(&Preparation {
-                    join: Vec::new(),
-                    filter: false,
-                })
+            launcher
+                .become_criu(self.job(user, false))
                 .await
                 .map_err(failed())?;
-            expect(&socket, |r| matches!(r, Report::Prepared)).await?;
-            socket.send_json(&spec).await.map_err(failed())?;
-            expect(&socket, |r| matches!(r, Report::Executing)).await?;
             let mut options = rpc::Options::new(directory.as_fd(), directory.as_fd());
             options.pid = Some(pid);
             options.leave_running = Some(true);
@@ -123,7 +117,7 @@ impl Criu {
             } else {
                 options.freeze_cgroup = Some(group.freezer().display().to_string());
             }
-            let dumped = rpc::dump(&socket, options, async || {
+            let dumped = rpc::dump(&launcher.socket, options, async || {
                 if thawed {
                     group.freeze()?;
                 }
@@ -145,8 +139,7 @@ impl Criu {
                 .map_err(EngineError::io("cannot keep files that have lost their names"))
         }
         .await;
-        drop(socket);
-        let _ = process.wait().await;
+        launcher.end().await;
         done
     }
 
@@ -176,23 +169,13 @@ impl Criu {
         })
     }
 
-    /// For a launcher that is to become CRIU, as the user `user`.
-    fn job(&self, user: u32) -> Job {
+    /// For a launcher that is to become CRIU, as the user `user`; `ahead` of having something to do, if it is to wait for that.
+    pub(crate) fn job(&self, user: u32, ahead: bool) -> Job {
         Job::Criu {
             command: self.command.clone(),
             knowledge: self.knowledge.clone(),
             user,
-            ahead: false,
-        }
-    }
-
-    /// The same, long before there is something to restore.
-    pub(crate) fn job_ahead(&self) -> Job {
-        Job::Criu {
-            command: self.command.clone(),
-            knowledge: self.knowledge.clone(),
-            user: 0,
-            ahead: true,
+            ahead,
         }
     }
 
@@ -269,24 +252,5 @@ impl Restoring<'_> {
             Some(free) => EngineError::NoSpace { free },
             None => EngineError::BadImage(reason),
         }
-    }
-}
-
-/// Has the launcher behind `socket` set the stage for a CRIU that waits.
-pub(crate) async fn stage(socket: &PacketSocket, spec: &Spec) -> Result<()> {
-    let failed = EngineError::io("cannot start criu");
-    socket.send_json(spec).await.map_err(failed)?;
-    expect(socket, |r| matches!(r, Report::Staged)).await
-}
-
-async fn expect(socket: &PacketSocket, wanted: fn(&Report) -> bool) -> Result<()> {
-    let failed = || EngineError::io("cannot start criu");
-    let packet = socket.receive().await.map_err(failed())?;
-    match serde_json::from_slice(&packet) {
-        Ok(report) if wanted(&report) => Ok(()),
-        Ok(Report::Failed(reason)) => Err(failed()(std::io::Error::other(reason))),
-        other => Err(failed()(std::io::Error::other(format!(
-            "the launcher said {other:?}"
-        )))),
     }
 }

@@ -234,6 +234,11 @@ pub(crate) fn failed(step: &str) -> impl FnOnce(Cause) -> EngineError {
     }
 }
 
+/// The network namespace of a box's process 1.
+pub(crate) fn netns_of(process: &Process) -> std::io::Result<Arc<OwnedFd>> {
+    dorm_sys::namespace::open(process.pid, "net").map(Arc::new)
+}
+
 /// What another daemon needs to know this box again.
 pub(crate) fn record_of(
     isolation: Isolation,

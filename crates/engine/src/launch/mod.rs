@@ -32,11 +32,13 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 mod criu;
+mod launcher;
 pub(crate) mod machine;
 mod rootfs;
 mod unpack;
 
 pub(crate) use criu::{STAGED_GUEST, STAGED_ROOT, staged_volume};
+pub(crate) use launcher::{Launcher, complaint};
 pub(crate) use rootfs::{DEVICES, masked_files};
 
 pub(crate) use unpack::unpack;
@@ -119,7 +121,7 @@ pub(crate) enum Job {
 }
 
 /// What the launcher answers, followed by what process 1 has to say.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Report {
     Prepared,
@@ -152,22 +154,6 @@ pub fn main() -> ! {
         }
     };
     std::process::exit(code)
-}
-
-/// Starts a launcher on its end of the launch socket. `output` is its standard output.
-pub(crate) fn spawn(
-    launcher: &Path,
-    socket: OwnedFd,
-    output: std::process::Stdio,
-) -> io::Result<tokio::process::Child> {
-    tokio::process::Command::new(launcher)
-        .arg(SUBCOMMAND)
-        .env_clear()
-        .current_dir("/")
-        .stdin(socket)
-        .stdout(output)
-        .kill_on_drop(true)
-        .spawn()
 }
 
 /// A step of the launch that failed, in words.

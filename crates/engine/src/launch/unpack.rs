@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use super::{Failure, Job, Preparation, Report, Spec, Step, report};
+use super::launcher::unexpected;
+use super::{Failure, Job, Launcher, Report, Spec, Step, report};
 use crate::home::unpack::apply_layer;
-use crate::packet::PacketSocket;
 use crate::{EngineError, Layer, LogSink, Result};
 
 /// The confined process: applies the layer that the launcher was given as standard output.
@@ -43,32 +43,24 @@ pub(crate) async fn unpack(
             length: layer.length,
         },
     };
-    let (socket, theirs) = PacketSocket::pair().map_err(failed())?;
-    let mut child = super::spawn(launcher, theirs, layer.file.into()).map_err(failed())?;
-    socket
-        .send_json(&Preparation {
-            join: Vec::new(),
-            filter: false,
-        })
+    let launcher = Launcher::start_with(launcher, Vec::new(), None, layer.file.into())
         .await
         .map_err(failed())?;
-    socket.send_json(&spec).await.map_err(failed())?;
+    launcher.socket.send_json(&spec).await.map_err(failed())?;
 
     let mut process = None;
     let outcome = loop {
-        let Ok(packet) = socket.receive().await else {
-            break Err(failed()(std::io::Error::other(
-                "the unpacking process ended without a word",
-            )));
-        };
-        match serde_json::from_slice(&packet) {
-            Ok(Report::Prepared | Report::Executing | Report::Staged) => {}
+        match launcher.socket.report().await {
             Ok(Report::Pid(pid)) => process = dorm_sys::process::Process::open(pid).ok(),
             Ok(Report::Unpacked { entries, warnings }) => break Ok((entries, warnings)),
             Ok(Report::BadLayer(reason)) => break Err(EngineError::BadLayer(reason)),
             Ok(Report::Full) => break Err(EngineError::NoSpace { free: 0 }),
-            Ok(Report::Failed(reason)) => break Err(failed()(std::io::Error::other(reason))),
-            Err(error) => break Err(failed()(error.into())),
+            Ok(other) => break Err(failed()(unexpected(&other))),
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                let silent = std::io::Error::other("the unpacking process ended without a word");
+                break Err(failed()(silent));
+            }
+            Err(error) => break Err(failed()(error)),
         }
     };
     // Process 1 is a child of this process, not of the launcher.
@@ -76,7 +68,7 @@ pub(crate) async fn unpack(
         let _ = process.signal(rustix::process::Signal::KILL);
         crate::host::ended(&process).await;
     }
-    let _ = child.wait().await;
+    launcher.end().await;
     let (entries, warnings) = outcome?;
     for warning in warnings {
         let _ = log.send(format!("warning: {warning}"));

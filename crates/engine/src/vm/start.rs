@@ -1,24 +1,20 @@
 //! Bringing up a machine, from its disk or from a state that was saved.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::Stdio;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dorm_proto::vm::Order;
 use dorm_sys::cgroup::{Group, GroupLimits};
-use dorm_sys::process::Process;
 use rustix::process::Signal;
 
 use super::Vm;
 use super::command::Hardware;
 use super::qemu::Qemu;
 use super::reach::{now_ms, too_late};
-use crate::host::{LiveBox, ended, failed, record_of};
+use crate::host::{LiveBox, ended, failed, netns_of, record_of};
 use crate::launch::machine::{MEMORY, Machine};
-use crate::launch::{self, Job, Preparation, Report, Volume};
+use crate::launch::{self, Job, Launcher, Volume, complaint};
 use crate::packet::PacketSocket;
 use crate::{BoxRecord, BoxSpec, EngineError, Isolation, Result};
 
@@ -139,23 +135,13 @@ impl Vm {
 
     async fn spawn(&self, spec: &BoxSpec, group: Group, orders: &launch::Spec) -> Result<Launched> {
         let cannot = |e: io::Error| failed("was launched")(e.into());
-        let (socket, theirs) = PacketSocket::pair().map_err(cannot)?;
-        let mut launcher = launch::spawn(&self.host.launcher, theirs, Stdio::null()).map_err(cannot)?;
-        let preparation = Preparation {
-            join: group.join_files(),
-            filter: false,
-        };
-        socket.send_json(&preparation).await.map_err(cannot)?;
-        let said = socket.receive().await.map_err(cannot)?;
-        if !matches!(serde_json::from_slice(&said), Ok(Report::Prepared)) {
-            return Err(failed("was launched")(complaint(&said).into()));
-        }
-        socket.send_json(orders).await.map_err(cannot)?;
-        let said = socket.receive().await.map_err(cannot)?;
-        let Ok(Report::Pid(pid)) = serde_json::from_slice(&said) else {
-            return Err(failed("was launched")(complaint(&said).into()));
-        };
-        let process = Process::open(pid).map_err(cannot)?;
+        let launcher = Launcher::start(&self.host.launcher, group.join_files(), None);
+        let launcher = launcher.await.map_err(cannot)?;
+        let process = launcher.launch(orders).await.map_err(cannot)?;
+        let Launcher {
+            process: mut launcher,
+            socket,
+        } = launcher;
         let _ = launcher.wait().await;
         let found = netns_of(&process).and_then(|netns| {
             let record = record_of(Isolation::Vm, &process, &self.host.guest.hash)?;
@@ -245,17 +231,6 @@ fn note_boot(work: &Path, took: Duration) {
 pub(super) fn last_boot(data: &Path) -> Option<Duration> {
     let text = std::fs::read_to_string(data.join(LAST_BOOT)).ok()?;
     text.parse().ok().map(Duration::from_millis)
-}
-
-fn netns_of(process: &Process) -> io::Result<Arc<OwnedFd>> {
-    dorm_sys::namespace::open(process.pid, "net").map(Arc::new)
-}
-
-fn complaint(packet: &[u8]) -> String {
-    match serde_json::from_slice(packet) {
-        Ok(Report::Failed(reason)) => reason,
-        _ => String::from_utf8_lossy(packet).trim().to_owned(),
-    }
 }
 
 /// Hexadecimal digits for the machine's random source.

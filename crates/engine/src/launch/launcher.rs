@@ -1,0 +1,129 @@
+//! A launcher as the daemon sees it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use dorm_sys::process::Process;
+use tokio::process::Child;
+
+use super::{Preparation, Report, SUBCOMMAND, Spec};
+use crate::packet::PacketSocket;
+
+/// One that is prepared and waits for what to do.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    pub(crate) process: Child,
+    pub(crate) socket: PacketSocket,
+}
+
+impl Launcher {
+    /// Starts `program` as a launcher that is a member of the groups of `join`, with the filter of a box's system calls if it is to have one.
+    pub(crate) async fn start(program: &Path, join: Vec<PathBuf>, filter: Option<&[u8]>) -> io::Result<Self> {
+        Self::start_with(program, join, filter, Stdio::null()).await
+    }
+
+    /// The same, with a standard output of its own.
+    pub(crate) async fn start_with(
+        program: &Path,
+        join: Vec<PathBuf>,
+        filter: Option<&[u8]>,
+        output: Stdio,
+    ) -> io::Result<Self> {
+        let (socket, theirs) = PacketSocket::pair()?;
+        let process = tokio::process::Command::new(program)
+            .arg(SUBCOMMAND)
+            .env_clear()
+            .current_dir("/")
+            .stdin(theirs)
+            .stdout(output)
+            .kill_on_drop(true)
+            .spawn()?;
+        let launcher = Self { process, socket };
+        match launcher.prepare(join, filter).await {
+            Ok(()) => Ok(launcher),
+            Err(error) => {
+                launcher.end().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn prepare(&self, join: Vec<PathBuf>, filter: Option<&[u8]>) -> io::Result<()> {
+        let preparation = Preparation {
+            join,
+            filter: filter.is_some(),
+        };
+        self.socket.send_json(&preparation).await?;
+        if let Some(filter) = filter {
+            self.socket.send(filter).await?;
+        }
+        self.socket.expect(&Report::Prepared).await
+    }
+
+    /// Tells it what to launch, and learns who process 1 is.
+    pub(crate) async fn launch(&self, spec: &Spec) -> io::Result<Process> {
+        self.socket.send_json(spec).await?;
+        match self.socket.report().await? {
+            Report::Pid(pid) => Process::open(pid),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has it become CRIU.
+    pub(crate) async fn become_criu(&self, job: super::Job) -> io::Result<()> {
+        self.socket.send_json(&Spec::without_home(job)).await?;
+        self.socket.expect(&Report::Executing).await
+    }
+
+    /// Zero, which no process has, once it was waited for.
+    pub(crate) fn pid(&self) -> i32 {
+        self.process
+            .id()
+            .and_then(|pid| pid.try_into().ok())
+            .unwrap_or_default()
+    }
+
+    /// Lets it end, and waits for that.
+    pub(crate) async fn end(self) {
+        let Self { mut process, socket } = self;
+        drop(socket);
+        let _ = process.wait().await;
+    }
+}
+
+impl PacketSocket {
+    /// The next report of a launcher. A failure, or what is no report, is an error in those words.
+    pub(crate) async fn report(&self) -> io::Result<Report> {
+        let said = self.receive().await?;
+        match serde_json::from_slice(&said) {
+            Ok(Report::Failed(_)) | Err(_) => Err(io::Error::other(complaint(&said))),
+            Ok(report) => Ok(report),
+        }
+    }
+
+    async fn expect(&self, wanted: &Report) -> io::Result<()> {
+        match self.report().await? {
+            report if report == *wanted => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has the launcher behind this socket set the stage for a CRIU that waits.
+    pub(crate) async fn stage(&self, spec: &Spec) -> io::Result<()> {
+        self.send_json(spec).await?;
+        self.expect(&Report::Staged).await
+    }
+}
+
+pub(super) fn unexpected(report: &Report) -> io::Error {
+    io::Error::other(format!("the launcher said {report:?}"))
+}
+
+/// What a launcher, or the program that it has become, says of its end.
+pub(crate) fn complaint(packet: &[u8]) -> String {
+    match serde_json::from_slice(packet) {
+        Ok(Report::Failed(reason)) => reason,
+        _ => String::from_utf8_lossy(packet).trim().to_owned(),
+    }
+}
