@@ -160,7 +160,7 @@ fn clean_up_after_crashes(prefix: &str) -> Result<()> {
         let name = entry.file_name();
         let pid = name.to_str().and_then(|n| n.strip_prefix(prefix));
         let root = Path::new(PARENT).join(&name);
-        pid.is_some_and(|pid| pid.parse::<u32>().is_ok())
+        pid.is_some_and(|pid| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists())
             && !root.join(KEPT).exists()
             && (lock(&root).is_some() || !root.exists())
     };
