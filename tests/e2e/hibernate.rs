@@ -18,6 +18,7 @@ harness::tests![
     a_fork_goes_on_with_the_memory_under_a_name_of_its_own,
     a_fork_is_nobody_but_itself,
     a_rollback_brings_back_files_and_memory_and_can_be_undone,
+    a_snapshot_tells_what_it_holds_beyond_the_one_before,
 ];
 
 /// A process that counts and holds a secret, both in its memory alone; it answers with them on a unix socket.
@@ -281,5 +282,26 @@ fn a_rollback_brings_back_files_and_memory_and_can_be_undone() -> Result<()> {
     let undo = ids.find(|id| *id != snapshot).context("the present was not kept")?.to_owned();
     server.dorm(&["rollback", &agent.name, &undo])?.succeeded()?;
     ensure!(agent.sh_text("cat ~/later")?.trim() == "later");
+    Ok(())
+}
+
+fn a_snapshot_tells_what_it_holds_beyond_the_one_before() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("measured")?;
+    for (file, megabytes) in [("first", 20), ("second", 5)] {
+        agent.sh(&format!("head -c {megabytes}M /dev/urandom > ~/{file}"))?.succeeded()?;
+        server.dorm(&["snapshot", &agent.name, "--files-only", "--label", file])?.succeeded()?;
+    }
+    let held = || -> Result<Vec<u64>> {
+        let all = server.json(&["snapshots", &agent.name])?;
+        let held = all.as_array().context("no list")?.iter().map(|one| one["files"].as_u64());
+        held.collect::<Option<_>>().context("a snapshot without a size")
+    };
+    let close = |held: u64, megabytes: u64| (megabytes << 20..(megabytes + 3) << 20).contains(&held);
+    let both = held()?;
+    ensure!(both.len() == 2 && close(both[0], 20) && close(both[1], 5), "they hold {both:?}");
+    server.dorm(&["snapshots", &agent.name, "--delete", "first"])?.succeeded()?;
+    let left = held()?;
+    ensure!(left.len() == 1 && close(left[0], 25), "what is left holds {left:?}");
     Ok(())
 }

@@ -466,6 +466,9 @@ pub trait Homes: Send + Sync + 'static {
 
     async fn delete_snapshot(&self, snapshot: &Id) -> Result<()>;
 
+    /// Bytes of the files in `snapshot` that were written since `before`, an earlier snapshot or a template.
+    async fn written_since(&self, snapshot: &Id, before: &Id) -> Result<u64>;
+
     async fn snapshots(&self) -> Result<Vec<Id>>;
 
     /// Makes an empty volume that may hold `disk` bytes, durably.

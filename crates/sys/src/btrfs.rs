@@ -123,6 +123,9 @@ const SEARCH_BUFFER: usize = 64 << 10;
 const SEARCH_HEAD: usize = 112;
 const SEARCH_ITEM_HEAD: usize = 32;
 const INODE_ITEM: u32 = 1;
+const EXTENT_DATA: u32 = 108;
+/// A kind of extent.
+const INLINE: u8 = 0;
 const FIRST_INODE: u64 = 256;
 const LAST_INODE: u64 = u64::MAX - 256;
 
@@ -253,10 +256,44 @@ fn info(subvolume: BorrowedFd<'_>) -> io::Result<Box<SubvolInfo>> {
 /// change that anybody could see leaves such a mark: of a file in itself, of a name in its directory. A deleted file that
 /// goes with its last descriptor leaves none.
 pub fn changed_since(subvolume: BorrowedFd<'_>, generation: u64) -> io::Result<bool> {
-    let field = |bytes: &[u8], at: usize| {
-        let eight = bytes.get(at..at + 8).and_then(|b| b.try_into().ok());
-        eight.map(u64::from_le_bytes).unwrap_or_default()
-    };
+    // An inode begins with the commit that made it, and the one that changed it last.
+    let mut changed = false;
+    items_since(subvolume, generation, |kind, item| {
+        changed |= kind == INODE_ITEM && field(item, 8) > generation;
+        !changed
+    })?;
+    Ok(changed)
+}
+
+/// Bytes of the subvolume's files that were written since the commit `generation` and are still there.
+pub fn written_since(subvolume: BorrowedFd<'_>, generation: u64) -> io::Result<u64> {
+    let mut written = 0;
+    items_since(subvolume, generation, |kind, item| {
+        // The commit that wrote it, and its kind; small content follows in the item itself, other is somewhere, or a hole.
+        if kind == EXTENT_DATA && field(item, 0) > generation {
+            written += match item.get(20) {
+                Some(&INLINE) => item.len().saturating_sub(21) as u64,
+                _ if field(item, 21) == 0 => 0,
+                _ => field(item, 45),
+            };
+        }
+        true
+    })?;
+    Ok(written)
+}
+
+fn field(bytes: &[u8], at: usize) -> u64 {
+    let eight = bytes.get(at..at + 8).and_then(|b| b.try_into().ok());
+    eight.map(u64::from_le_bytes).unwrap_or_default()
+}
+
+/// Shows `visit` the kind and the content of items of the subvolume, until it says false: of all that the blocks hold which were
+/// written since the commit `generation`, so that some may be older.
+fn items_since(
+    subvolume: BorrowedFd<'_>,
+    generation: u64,
+    mut visit: impl FnMut(u32, &[u8]) -> bool,
+) -> io::Result<()> {
     let mut search = Box::new(Search {
         tree_id: 0,
         min_objectid: FIRST_INODE,
@@ -282,16 +319,16 @@ pub fn changed_since(subvolume: BorrowedFd<'_>, generation: u64) -> io::Result<b
             let (head, rest) = items.split_at(SEARCH_ITEM_HEAD);
             let (objectid, offset, kind_and_length) = (field(head, 8), field(head, 16), field(head, 24));
             let (kind, length) = (kind_and_length as u32, (kind_and_length >> 32) as usize);
-            // An inode begins with the commit that made it, and the one that changed it last.
-            if kind == INODE_ITEM && field(rest, 8) > generation {
-                return Ok(true);
+            let (item, following) = rest.split_at(length);
+            if !visit(kind, item) {
+                return Ok(());
             }
             last = Some((objectid, kind, offset));
-            items = &rest[length..];
+            items = following;
         }
         // The search goes on behind the last item.
         match last {
-            None => return Ok(false),
+            None => return Ok(()),
             Some((objectid, kind, u64::MAX)) => {
                 (search.min_objectid, search.min_type, search.min_offset) = (objectid, kind + 1, 0);
             }

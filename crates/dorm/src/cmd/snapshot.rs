@@ -65,13 +65,14 @@ pub(crate) async fn list(global: &Global, args: ListArgs) -> Result<()> {
     if global.json {
         return output::json(&snapshots);
     }
-    let mut table = Table::new(["ID", "TIME", "KIND", ">MEMORY", "LABEL", "PARENT"]);
+    let mut table = Table::new(["ID", "TIME", "KIND", ">MEMORY", ">FILES", "LABEL", "PARENT"]);
     for snapshot in snapshots {
         table.row([
             snapshot.id.to_string(),
             time(snapshot.made),
             snapshot.kind,
             Size(snapshot.size).to_string(),
+            Size(snapshot.files.unwrap_or_default()).to_string(),
             snapshot.label,
             snapshot.parent.map(|id| id.to_string()).unwrap_or_default(),
         ]);

@@ -286,6 +286,13 @@ impl Homes for FakeHomes {
         Ok(())
     }
 
+    async fn written_since(&self, snapshot: &Id, _before: &Id) -> Result<u64> {
+        match self.pool().snapshots.contains_key(snapshot) {
+            true => Ok(4096),
+            false => Err(EngineError::NoHome(snapshot.clone())),
+        }
+    }
+
     async fn snapshots(&self) -> Result<Vec<Id>> {
         Ok(self.pool().snapshots.keys().cloned().collect())
     }

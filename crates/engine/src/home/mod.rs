@@ -285,6 +285,12 @@ impl Homes for Pool {
             .await
     }
 
+    async fn written_since(&self, snapshot: &Id, before: &Id) -> Result<u64> {
+        let (snapshot, before) = (snapshot.clone(), before.clone());
+        self.blocking(move |pool| pool.written_between(&before, &snapshot))
+            .await
+    }
+
     async fn snapshots(&self) -> Result<Vec<Id>> {
         self.blocking(|pool| pool.ids_in("snapshots")).await
     }

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 
 use dorm_sys::btrfs;
 
@@ -35,6 +36,27 @@ impl Pool {
             let _ = btrfs::delete_subvolume(into.as_fd(), OsStr::new(name));
             self.no_space_or("cannot limit the home")(e)
         })
+    }
+
+    pub(super) fn written_between(&self, before: &Id, snapshot: &Id) -> Result<u64> {
+        let failed = || EngineError::io("cannot measure the snapshot");
+        let open = |path: PathBuf| match File::open(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some).map_err(failed()),
+        };
+        let snapshots = self.filesystem.root.join("snapshots");
+        let earlier = match open(snapshots.join(before.as_str()))? {
+            Some(earlier) => Some(earlier),
+            None => open(self.template_path(before))?,
+        };
+        // Everything is newer than what is gone.
+        let since = match earlier {
+            Some(earlier) => btrfs::generation(earlier.as_fd()).map_err(failed())?,
+            None => 0,
+        };
+        let later = open(snapshots.join(snapshot.as_str()))?;
+        let later = later.ok_or_else(|| EngineError::NoHome(snapshot.clone()))?;
+        btrfs::written_since(later.as_fd(), since).map_err(failed())
     }
 
     pub(super) fn stage_home(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {

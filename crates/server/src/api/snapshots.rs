@@ -35,6 +35,7 @@ fn on_wire(agent: &lifecycle::Agent, snapshot: SnapshotRecord) -> Snapshot {
         kind: snapshot.kind.as_str().to_owned(),
         parent: snapshot.parent,
         size: snapshot.size,
+        files: None,
     }
 }
 
@@ -80,10 +81,12 @@ async fn list(
     Path(agent): Path<String>,
 ) -> ApiResult<Json<Vec<Snapshot>>> {
     let agent = state.registry.get(&workspace, &agent)?;
-    let snapshots = agent.snapshots().await?;
-    Ok(Json(
-        snapshots.into_iter().map(|one| on_wire(&agent, one)).collect(),
-    ))
+    let on_wire = |(snapshot, written)| Snapshot {
+        files: Some(written),
+        ..on_wire(&agent, snapshot)
+    };
+    let snapshots = agent.measured_snapshots().await?;
+    Ok(Json(snapshots.into_iter().map(on_wire).collect()))
 }
 
 /// Delete a snapshot

@@ -258,8 +258,12 @@ pub struct Snapshot {
     #[schema(value_type = Option<String>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<Id>,
-    /// Bytes of its memory on disk. Files are shared with the home until they change.
+    /// Bytes of its memory on disk.
     pub size: u64,
+    /// Bytes of files that it holds beyond the snapshot before it, or else beyond the template; told where snapshots are listed. It
+    /// shares them with the home until they change there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<u64>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

@@ -65,6 +65,26 @@ impl Agent {
         Ok(self.ctx.store.snapshots_of(&self.profile.id).await?)
     }
 
+    /// The snapshots, and bytes of files that were written since the one before, or else since the template.
+    pub async fn measured_snapshots(&self) -> Result<Vec<(SnapshotRecord, u64)>, Trouble> {
+        let all = self.snapshots().await?;
+        let mut measured = Vec::new();
+        for snapshot in &all {
+            let parent = snapshot
+                .parent
+                .as_ref()
+                .filter(|id| all.iter().any(|other| other.id == **id));
+            let before = parent.unwrap_or(&self.profile.template_id);
+            match self.ctx.homes.written_since(&snapshot.id, before).await {
+                Ok(written) => measured.push((snapshot.clone(), written)),
+                // Deleted meanwhile.
+                Err(EngineError::NoHome(_)) => {}
+                Err(error) => return Err(Trouble::engine("have its snapshots measured")(error)),
+            }
+        }
+        Ok(measured)
+    }
+
     /// By id, or by label: the newest of that label.
     pub async fn find_snapshot(&self, id_or_label: &str) -> Result<SnapshotRecord, Trouble> {
         let all = self.snapshots().await?;
