@@ -1,6 +1,7 @@
 //! HTTPS on the daemon's own port, and the unmodified E2B SDKs as they are meant to be used: with a domain and nothing else.
 
-use std::net::{IpAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use crate::harness::{self, Sdk, Options, Server};
+use crate::harness::{self, Options, Record, Sdk, Server};
 
 harness::tests![
     https_is_spoken_and_http_is_told_so,
@@ -21,9 +22,9 @@ harness::tests![
     the_e2b_sdks_need_a_domain_and_nothing_else,
 ];
 
-const DOMAIN: &str = "dorm.test";
+pub(crate) const DOMAIN: &str = "dorm.test";
 
-fn server() -> Result<Arc<Server>> {
+pub(crate) fn server() -> Result<Arc<Server>> {
     Server::start_with(&Options {
         domain: Some(DOMAIN),
         ..Options::default()
@@ -32,8 +33,17 @@ fn server() -> Result<Arc<Server>> {
 
 /// A connection to the server under this name, as a client that trusts its CA makes it.
 fn connect(server: &Server, name: &str, protocols: &[&str]) -> Result<StreamOwned<ClientConnection, TcpStream>> {
+    connect_to(server.listen, &server.data.join("tls/ca.pem"), name, protocols)
+}
+
+pub(crate) fn connect_to(
+    address: SocketAddr,
+    ca: &Path,
+    name: &str,
+    protocols: &[&str],
+) -> Result<StreamOwned<ClientConnection, TcpStream>> {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(server.data.join("tls/ca.pem"))?)?;
+    roots.add(CertificateDer::from_pem_file(ca)?)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
@@ -41,7 +51,7 @@ fn connect(server: &Server, name: &str, protocols: &[&str]) -> Result<StreamOwne
         .with_no_client_auth();
     config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
     let name = ServerName::try_from(name.to_owned())?;
-    let socket = TcpStream::connect(server.listen)?;
+    let socket = TcpStream::connect(address)?;
     socket.set_read_timeout(Some(Duration::from_secs(60)))?;
     let mut stream = StreamOwned::new(ClientConnection::new(Arc::new(config), name)?, socket);
     while stream.conn.is_handshaking() {
@@ -51,7 +61,7 @@ fn connect(server: &Server, name: &str, protocols: &[&str]) -> Result<StreamOwne
 }
 
 /// The whole answer to a request.
-fn ask(stream: &mut (impl std::io::Read + std::io::Write), method: &str, host: &str, path: &str) -> Result<String> {
+pub(crate) fn ask(stream: &mut (impl std::io::Read + std::io::Write), method: &str, host: &str, path: &str) -> Result<String> {
     write!(stream, "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
@@ -181,7 +191,8 @@ fn in_domain(server: &Server) -> Result<Command> {
     let resolv_conf = server.data.join("resolv.conf");
     if !resolv_conf.exists() {
         harness::resolve(UdpSocket::bind((address, 53))?, move |name| {
-            (name == DOMAIN || name.ends_with(".dorm.test")).then_some(address)
+            let ours = name == DOMAIN || name.ends_with(".dorm.test");
+            ours.then_some(Record::Address(address))
         });
         std::fs::write(&resolv_conf, format!("nameserver {address}\n"))?;
     }

@@ -62,6 +62,11 @@ pub(crate) const ALL: &[Variable] = &[
         "serve: certificates in PEM, for HTTPS",
     ),
     daemon(
+        "DORM_ACME",
+        "tls.acme",
+        "serve: whether to get a certificate for the domain by ACME",
+    ),
+    daemon(
         "DORM_TLS_KEY",
         "tls.key",
         "serve: the key of the certificate, in PEM",

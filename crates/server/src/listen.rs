@@ -87,6 +87,7 @@ async fn connection(
     match accepted {
         Ok(Ok(Accepted::Https(stream))) => serve(stream, peer(true), app, shutdown).await,
         Ok(Ok(Accepted::Plain(stream))) => serve(stream, peer(false), use_https(), shutdown).await,
+        Ok(Ok(Accepted::Challenged)) => {}
         Ok(Err(error)) => tracing::debug!(%error, "a handshake failed"),
         Err(_) => tracing::debug!("a handshake took too long"),
     }
@@ -180,5 +181,30 @@ impl Drop for Open {
     fn drop(&mut self) {
         *self.0.quiet_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_never_completes_a_head_is_cut_off() {
+        let (mut client, server) = tokio::io::duplex(1024);
+        let peer = Peer {
+            address: "127.0.0.1:1".parse().unwrap(),
+            tls: false,
+        };
+        let serving = tokio::spawn(serve(server, peer, Router::new(), CancellationToken::new()));
+        client.write_all(b"GET / HTTP/1.1\r\nX-Slow: ").await.unwrap();
+        let begun = Instant::now();
+        while !serving.is_finished() {
+            assert!(begun.elapsed() < IDLE * 2, "it is served for ever");
+            let _ = client.write_all(b"x").await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert!(begun.elapsed() >= IDLE);
     }
 }

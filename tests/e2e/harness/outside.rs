@@ -104,10 +104,10 @@ impl Outside {
         let socket = self.udp(resolver_address(), 53)?;
         let (public, other, private) = (self.public, self.other, self.private);
         resolve(socket, move |name| match name {
-            "some-name.example" => Some(Ipv4Addr::new(203, 0, 113, 99)),
-            "private.example" => Some(private),
-            "other.example" => Some(other),
-            name if name.ends_with("here.example") => Some(public),
+            "some-name.example" => Some(Record::Address(Ipv4Addr::new(203, 0, 113, 99))),
+            "private.example" => Some(Record::Address(private)),
+            "other.example" => Some(Record::Address(other)),
+            name if name.ends_with("here.example") => Some(Record::Address(public)),
             _ => None,
         });
         Ok(())
@@ -130,13 +130,19 @@ impl Outside {
     }
 }
 
+/// What a name has, for those who ask for this kind.
+pub(crate) enum Record {
+    Address(Ipv4Addr),
+    Texts(Vec<String>),
+}
+
 /// Answers DNS queries, for as long as the runner lives.
-pub(crate) fn resolve(socket: UdpSocket, address_of: impl Fn(&str) -> Option<Ipv4Addr> + Send + 'static) {
+pub(crate) fn resolve(socket: UdpSocket, record_of: impl Fn(&str) -> Option<Record> + Send + 'static) {
     std::thread::spawn(move || {
         let mut buffer = [0; 512];
         while let Ok((length, from)) = socket.recv_from(&mut buffer) {
             let query = &buffer[..length];
-            let given = address_of(&name_in(query));
+            let given = record_of(&name_in(query));
             // Who has ended does not wait for its answer.
             let _ = socket.send_to(&answer(query, given), from);
         }
@@ -155,17 +161,28 @@ fn name_in(query: &[u8]) -> String {
     labels.join(".")
 }
 
-/// The answer to a DNS query: this address for an A record, nothing for others, and no such name without it.
-fn answer(query: &[u8], address: Option<Ipv4Addr>) -> Vec<u8> {
+/// The answer to a DNS query: what there is of the kind that was asked for, and no such name without a record.
+fn answer(query: &[u8], record: Option<Record>) -> Vec<u8> {
     let name = query[12..].iter().position(|b| *b == 0).unwrap_or(0) + 13;
     let question = &query[12..name + 4];
-    let given = address.filter(|_| question.ends_with(&[0, 1, 0, 1]));
-    let code = if address.is_some() { 0x80 } else { 0x83 };
-    let count = u8::from(given.is_some());
+    let code = if record.is_some() { 0x80 } else { 0x83 };
+    let (kind, values): (u8, Vec<Vec<u8>>) = match record {
+        None => (0, Vec::new()),
+        Some(Record::Address(address)) => (1, vec![address.octets().to_vec()]),
+        Some(Record::Texts(texts)) => {
+            let text = |text: String| [&[text.len() as u8], text.as_bytes()].concat();
+            (16, texts.into_iter().map(text).collect())
+        }
+    };
+    let given: Vec<_> = match question.ends_with(&[0, kind, 0, 1]) {
+        true => values,
+        false => Vec::new(),
+    };
+    let count = given.len() as u8;
     let mut reply = [&query[..2], &[0x81, code, 0, 1, 0, count, 0, 0, 0, 0], question].concat();
-    if let Some(address) = given {
-        reply.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
-        reply.extend(address.octets());
+    for value in given {
+        reply.extend([0xc0, 12, 0, kind, 0, 1, 0, 0, 0, 60, 0, value.len() as u8]);
+        reply.extend(value);
     }
     reply
 }

@@ -55,6 +55,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         tls: TlsLayer {
             certificate: args.tls_certificate,
             key: args.tls_key,
+            ..TlsLayer::default()
         },
         ..Layer::default()
     };

@@ -55,6 +55,11 @@ pub(crate) struct Layer {
 pub(crate) struct TlsLayer {
     pub(crate) certificate: Option<PathBuf>,
     pub(crate) key: Option<PathBuf>,
+    pub(crate) acme: Option<bool>,
+    pub(crate) acme_directory: Option<String>,
+    pub(crate) acme_contact: Option<String>,
+    pub(crate) acme_ca: Option<PathBuf>,
+    pub(crate) acme_dns: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -162,7 +167,19 @@ impl Layer {
 
 impl TlsLayer {
     pub(crate) fn over(self, lower: Self) -> Self {
-        over!(self, lower, TlsLayer { certificate, key })
+        over!(
+            self,
+            lower,
+            TlsLayer {
+                certificate,
+                key,
+                acme,
+                acme_directory,
+                acme_contact,
+                acme_ca,
+                acme_dns
+            }
+        )
     }
 }
 

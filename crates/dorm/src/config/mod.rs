@@ -6,7 +6,7 @@
 mod layer;
 
 use std::net::Ipv4Addr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -14,7 +14,7 @@ use dorm_engine::network::{self, GATEWAY, Range};
 use dorm_engine::{Limits, home};
 use dorm_server::config::{NetworkRange, OnShutdown, Standby};
 use dorm_server::lifecycle::idle::pressure::Budget;
-use dorm_server::tls::{TlsConfig, TlsFiles};
+use dorm_server::tls::{Acme, TlsConfig, TlsFiles};
 
 use crate::env::{self, Variable};
 use crate::exit::{Exit, Failure};
@@ -156,14 +156,33 @@ fn standby(layer: layer::StandbyLayer) -> Result<Standby> {
     })
 }
 
-fn tls(layer: layer::TlsLayer) -> Result<Option<TlsConfig>> {
-    let certificate = given(layer.certificate, "tls.certificate")?;
-    let key = given(layer.key, "tls.key")?;
-    match (certificate.as_os_str().is_empty(), key.as_os_str().is_empty()) {
-        (true, true) => Ok(None),
-        (false, false) => Ok(Some(TlsConfig::Files(TlsFiles { certificate, key }))),
+fn tls(layer: layer::TlsLayer, data: &Path, domain: &str) -> Result<Option<TlsConfig>> {
+    let path = |value: Option<PathBuf>, key: &str| -> Result<Option<PathBuf>> {
+        Ok(Some(given(value, key)?).filter(|path| !path.as_os_str().is_empty()))
+    };
+    let text = |value: Option<String>, key: &str| -> Result<Option<String>> {
+        Ok(Some(given(value, key)?).filter(|text| !text.is_empty()))
+    };
+    let certificate = path(layer.certificate, "tls.certificate")?;
+    let key = path(layer.key, "tls.key")?;
+    let acme = Acme {
+        dir: data.join("acme"),
+        domain: domain.split(':').next().unwrap_or_default().to_ascii_lowercase(),
+        directory: text(layer.acme_directory, "tls.acme_directory")?,
+        contact: text(layer.acme_contact, "tls.acme_contact")?,
+        ca: path(layer.acme_ca, "tls.acme_ca")?,
+        dns: path(layer.acme_dns, "tls.acme_dns")?,
+    };
+    Ok(match (certificate, key, given(layer.acme, "tls.acme")?) {
+        (None, None, false) => None,
+        (Some(certificate), Some(key), false) => Some(TlsConfig::Files(TlsFiles { certificate, key })),
+        (None, None, true) => {
+            anyhow::ensure!(acme.domain.contains('.'), "tls.acme needs a domain");
+            Some(TlsConfig::Acme(acme))
+        }
+        (Some(_), Some(_), true) => anyhow::bail!("tls.acme and tls.certificate exclude each other"),
         _ => anyhow::bail!("tls.certificate and tls.key need each other"),
-    }
+    })
 }
 
 fn settings(layer: Layer) -> Result<Settings> {
@@ -182,10 +201,11 @@ fn settings(layer: Layer) -> Result<Settings> {
     let cache = given(layer.templates.cache, "templates.cache")?;
     let host_ca = given(layer.templates.host_ca_file, "templates.host_ca_file")?;
     let domain = given(layer.domain, "domain")?;
+    let data = given(layer.data, "data")?;
     let server = dorm_server::config::Config {
-        data: given(layer.data, "data")?,
         listen: given(layer.listen, "listen")?,
-        tls: tls(layer.tls)?,
+        tls: tls(layer.tls, &data, &domain)?,
+        data,
         domain: (!domain.is_empty()).then_some(domain),
         isolation: given(layer.defaults.isolation, "defaults.isolation")?,
         defaults: Limits {

@@ -1,7 +1,7 @@
 //! A certificate chain and its key: read, and looked at with the eyes of a client.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -39,8 +39,27 @@ pub enum TlsError {
         path.display()
     )]
     Order { path: PathBuf, number: usize },
+    #[error("no certificate can be made: {0}")]
+    Make(String),
+    #[error("{} cannot be written", path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("TLS cannot be set up")]
     Library(#[source] rustls::Error),
+}
+
+impl TlsError {
+    /// Whether the files could be read and what is in them is no pair.
+    pub(super) fn is_of_content(&self) -> bool {
+        match self {
+            Self::Pem { source, .. } => !matches!(source, pem::Error::Io(_)),
+            Self::Certificate { .. } | Self::OtherKey { .. } | Self::Order { .. } | Self::Library(_) => true,
+            Self::File { .. } | Self::Make(_) | Self::Write { .. } => false,
+        }
+    }
 }
 
 /// What is to be known of a chain.
@@ -56,6 +75,8 @@ pub struct Facts {
     pub sha256: String,
     /// Whether the issuer of the last certificate is itself, or one that this machine trusts.
     pub complete: bool,
+    /// Whether nobody but itself vouches for it.
+    pub self_signed: bool,
 }
 
 impl Facts {
@@ -77,9 +98,18 @@ pub(super) struct Pair {
 }
 
 pub(super) fn load(files: &TlsFiles) -> Result<Pair, TlsError> {
-    let chain = chain(&files.certificate)?;
+    pair(files, open(&files.certificate)?, open(&files.key)?)
+}
+
+/// Of a text that is to be in the files, or is there already.
+pub(super) fn of(files: &TlsFiles, text: &str) -> Result<Pair, TlsError> {
+    pair(files, text.as_bytes(), text.as_bytes())
+}
+
+fn pair(files: &TlsFiles, certificate: impl Read, key: impl Read) -> Result<Pair, TlsError> {
+    let chain = chain(&files.certificate, certificate)?;
     let facts = facts(&files.certificate, &chain)?;
-    let key = PrivateKeyDer::from_pem_reader(open(&files.key)?).map_err(|source| TlsError::Pem {
+    let key = PrivateKeyDer::from_pem_reader(key).map_err(|source| TlsError::Pem {
         path: files.key.clone(),
         what: "private key",
         source,
@@ -101,7 +131,7 @@ pub(super) fn load(files: &TlsFiles) -> Result<Pair, TlsError> {
 
 /// Of the chain in a file.
 pub fn facts_of(path: &Path) -> Result<Facts, TlsError> {
-    facts(path, &chain(path)?)
+    facts(path, &chain(path, open(path)?)?)
 }
 
 fn open(path: &Path) -> Result<File, TlsError> {
@@ -111,8 +141,8 @@ fn open(path: &Path) -> Result<File, TlsError> {
     })
 }
 
-fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    CertificateDer::pem_reader_iter(open(path)?)
+fn chain(path: &Path, text: impl Read) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    CertificateDer::pem_reader_iter(text)
         .collect::<Result<Vec<_>, _>>()
         .and_then(|chain| match chain.is_empty() {
             true => Err(pem::Error::NoItemsFound),
@@ -151,6 +181,7 @@ fn facts(path: &Path, chain: &[CertificateDer<'_>]) -> Result<Facts, TlsError> {
         not_before: own.validity().not_before.timestamp(),
         not_after: own.validity().not_after.timestamp(),
         sha256: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
+        self_signed: own.issuer() == own.subject(),
         complete: last.issuer() == last.subject() || is_known_root(last.issuer().as_raw()),
     })
 }

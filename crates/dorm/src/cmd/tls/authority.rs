@@ -1,6 +1,5 @@
 //! A CA in four files. It can vouch for its one domain and for this machine, and for nobody else, whoever gets its key.
 
-use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -118,20 +117,8 @@ fn valid_for(params: &mut CertificateParams, days: u32) -> Result<()> {
     Ok(())
 }
 
-/// The file as a whole, or as it was.
 fn put(path: &Path, text: &str, mode: u32) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let dir = path.parent().context("a file lies in a folder")?;
-    let write = || -> std::io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(dir)?;
-        file.as_file()
-            .set_permissions(std::fs::Permissions::from_mode(mode))?;
-        file.write_all(text.as_bytes())?;
-        file.as_file().sync_all()?;
-        file.persist(path)?;
-        std::fs::File::open(dir)?.sync_all()
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))
+    dorm_server::tls::put(path, text, mode).with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]
