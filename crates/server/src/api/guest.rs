@@ -32,6 +32,10 @@ pub(super) async fn to_guest(
     answered.map_err(|failed| match failed {
         Failed::Trouble(trouble) => trouble.into(),
         Failed::Unreachable(error) => error.into(),
+        Failed::Asleep => ApiError::new(Code::Unavailable, failed.to_string()),
+        Failed::CutOff => {
+            ApiError::new(Code::Unavailable, failed.to_string()).status(StatusCode::BAD_GATEWAY)
+        }
         Failed::Broken(_) => ApiError::new(Code::Unavailable, failed.to_string())
             .status(StatusCode::BAD_GATEWAY)
             .hint("the box may just have ended; trying again starts it anew"),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use dorm_engine::{BootConfig, BoxRecord, BoxSpec, Command, Id};
+use dorm_engine::{BootConfig, BoxRecord, BoxSpec, Command, Id, Isolation};
 use dorm_proto::boot::{AGENT_ID_VARIABLE, PROTOCOL_VERSION};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
@@ -32,6 +32,8 @@ pub struct Agent {
     open: AtomicUsize,
     /// Connections to the guest.
     pub links: Links,
+    /// And to ports of the box.
+    pub port_links: Links,
     pub(super) lag: Lag,
     memory: Mutex<Memory>,
     pub(super) holds: Mutex<Vec<HoldRecord>>,
@@ -119,6 +121,7 @@ impl Agent {
             bell: Notify::new(),
             open: AtomicUsize::new(0),
             links: Links::default(),
+            port_links: Links::default(),
             lag: Lag::default(),
             memory: Mutex::new(Memory {
                 image: record.image,
@@ -214,6 +217,20 @@ impl Agent {
         fence(Ordering::SeqCst);
         self.touch();
         OpenRequest(self.clone())
+    }
+
+    /// Cuts all connections, of a box that is to have none.
+    pub(super) async fn cut_links(&self) {
+        tokio::join!(self.links.cut(), self.port_links.cut());
+    }
+
+    /// Cuts those that would stand in the way of an image. TCP connections of a container do not: they go on with it, and are closed in
+    /// what is made of the image, which can tell that from a client that has gone. Those that nobody uses are no reason to trouble it.
+    pub(super) async fn cut_links_for_image(&self) {
+        match self.profile.spec.isolation {
+            Isolation::Container if self.open_requests() > 0 => self.links.cut().await,
+            Isolation::Container | Isolation::Gvisor | Isolation::Vm => self.cut_links().await,
+        }
     }
 
     pub fn open_requests(&self) -> usize {

@@ -29,6 +29,7 @@ pub(super) async fn hibernate(agent: &Arc<Agent>, from: Rest) -> Result<(), Setb
         });
     }
     // Frozen still, and its memory is on disk: nothing is lost with the processes.
+    agent.cut_links().await;
     let stopped = ctx.engine.stop(&agent.profile.id, Duration::ZERO).await;
     stopped.map_err(|error| Setback::at(Rest::Failed, Trouble::engine("be put to disk")(error)))?;
     let gone = ctx.faults.reach(Point::HibernateBoxGone).await;
@@ -39,6 +40,7 @@ pub(super) async fn hibernate(agent: &Arc<Agent>, from: Rest) -> Result<(), Setb
 /// Up to the point of no return.
 async fn save(agent: &Arc<Agent>) -> Result<(), Trouble> {
     agent.ctx.faults.reach(Point::HibernateRecorded).await?;
+    agent.port_links.answered().await;
     if agent.current_image().is_none() {
         keep(agent).await?;
     }
@@ -73,7 +75,7 @@ async fn write(agent: &Arc<Agent>) -> Result<(), Trouble> {
     const VERB: &str = "have its memory saved";
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
     agent.can_save().map_err(Trouble::NoImages)?;
-    agent.links.cut().await;
+    agent.cut_links_for_image().await;
     ctx.engine.freeze(id).await.map_err(Trouble::engine(VERB))?;
     ctx.faults.reach(Point::ImageFrozen).await?;
     let image = Id::random();

@@ -1,13 +1,18 @@
-//! The connections to the guest of one agent, so that they can be cut before its memory is saved: a
+//! The connections to the box of one agent, so that they can be cut before its memory is saved: a
 //! memory image cannot hold one end of a connection.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+/// A request has this long to be answered before it is cut off. A long poll has had it, and what is being answered, perhaps for
+/// ever, is not waited for.
+const GRACE: Duration = Duration::from_secs(1);
 /// What does not let go within this time is the engine's to complain about.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -19,6 +24,7 @@ struct Inner {
     present: Mutex<Present>,
     open: AtomicUsize,
     closed: Notify,
+    answered: Notify,
 }
 
 #[derive(Default)]
@@ -26,6 +32,9 @@ struct Present {
     /// Counts the cuts.
     epoch: u64,
     cut: CancellationToken,
+    /// Requests that are not answered yet, numbered as they came, with when they did.
+    asked: BTreeMap<u64, Instant>,
+    next: u64,
 }
 
 /// One connection. It is to be closed when `cut` is cancelled.
@@ -34,9 +43,21 @@ pub struct Link {
     pub cut: CancellationToken,
 }
 
+/// A request, until the head of its answer.
+pub struct Asking {
+    inner: Arc<Inner>,
+    number: u64,
+}
+
+impl Inner {
+    fn present(&self) -> std::sync::MutexGuard<'_, Present> {
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Links {
     fn present(&self) -> std::sync::MutexGuard<'_, Present> {
-        self.0.present.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.present()
     }
 
     /// Connections of an earlier epoch are, or will be, closed.
@@ -53,6 +74,17 @@ impl Links {
         }
     }
 
+    pub fn asking(&self) -> Asking {
+        let mut present = self.present();
+        let number = present.next;
+        present.next += 1;
+        present.asked.insert(number, Instant::now());
+        Asking {
+            inner: self.0.clone(),
+            number,
+        }
+    }
+
     /// Cancelled when the connections of this moment are cut.
     pub fn cut_token(&self) -> CancellationToken {
         self.present().cut.clone()
@@ -64,6 +96,7 @@ impl Links {
 
     /// Returns when all connections are closed.
     pub async fn cut(&self) {
+        self.answered().await;
         let old = {
             let mut present = self.present();
             present.epoch += 1;
@@ -74,14 +107,37 @@ impl Links {
             loop {
                 let next = self.0.closed.notified();
                 if self.count() == 0 {
-                    return;
+                    break;
                 }
                 next.await;
             }
         };
         if tokio::time::timeout(PATIENCE, closed).await.is_err() {
-            tracing::warn!(open = self.count(), "connections to a guest did not close");
+            tracing::warn!(open = self.count(), "connections to a box did not close");
         }
+    }
+
+    /// Resolves when each request of before has been answered, or has had its time.
+    pub async fn answered(&self) {
+        let later = self.present().next;
+        loop {
+            let next = self.0.answered.notified();
+            let youngest = self.present().asked.range(..later).next_back().map(|(_, at)| *at);
+            let Some(until) = youngest
+                .map(|at| at + GRACE)
+                .filter(|until| *until > Instant::now())
+            else {
+                return;
+            };
+            let _ = tokio::time::timeout_at(until, next).await;
+        }
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.inner.present().asked.remove(&self.number);
+        self.inner.answered.notify_one();
     }
 }
 
@@ -89,5 +145,40 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.inner.open.fetch_sub(1, Ordering::AcqRel);
         self.inner.closed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_asked_is_answered_before_the_cut_unless_that_takes_too_long() {
+        let links = Arc::new(Links::default());
+        let cutting = |links: &Arc<Links>| {
+            let links = links.clone();
+            tokio::spawn(async move { links.cut().await })
+        };
+        let (asking, before) = (links.asking(), links.cut_token());
+        let cut = cutting(&links);
+        tokio::time::sleep(GRACE / 2).await;
+        assert!(!before.is_cancelled());
+        drop(asking);
+        cut.await.unwrap();
+        assert!(before.is_cancelled());
+
+        let (_asking, before) = (links.asking(), links.cut_token());
+        cutting(&links).await.unwrap();
+        assert!(before.is_cancelled(), "it is not waited for any longer");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_poll_holds_up_nothing() {
+        let links = Links::default();
+        let _polling = links.asking();
+        tokio::time::sleep(2 * GRACE).await;
+        let begun = Instant::now();
+        links.cut().await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
     }
 }

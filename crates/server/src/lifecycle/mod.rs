@@ -81,7 +81,7 @@ mod tests;
 pub use agent::{Agent, Note, OpenRequest, Published};
 pub use create::Creation;
 pub use fork::NewFork;
-pub use links::{Link, Links};
+pub use links::{Asking, Link, Links};
 pub use reconcile::ReconcileError;
 pub use registry::{Parts, Registry};
 pub use trouble::Trouble;

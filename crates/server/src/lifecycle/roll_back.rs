@@ -128,7 +128,7 @@ async fn share(agent: &Arc<Agent>, snapshot: &Id) -> Result<Staged, Trouble> {
 
 async fn exchange(agent: &Arc<Agent>, snapshot: &Id, memory: Option<&Staged>) -> Result<(), Trouble> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
-    agent.links.cut().await;
+    agent.cut_links().await;
     let stopped = ctx.engine.stop(id, Duration::ZERO).await;
     stopped.map_err(Trouble::engine(VERB))?;
     ctx.faults.reach(Point::RollBackBoxGone).await?;

@@ -139,7 +139,7 @@ pub(super) async fn take(
     let taken = match from {
         Rest::Running => live(agent, id, label, kind).await,
         Rest::Standby => {
-            agent.links.cut().await;
+            agent.cut_links_for_image().await;
             whole(agent, id, label, kind, true).await
         }
         Rest::Hibernated | Rest::Stopped | Rest::Failed => whole(agent, id, label, kind, false).await,
@@ -158,7 +158,7 @@ async fn live(agent: &Arc<Agent>, id: &Id, label: Option<&str>, kind: SnapshotKi
     let engine = &agent.ctx.engine;
     if kind == SnapshotKind::Full {
         agent.can_save().map_err(Trouble::NoImages)?;
-        agent.links.cut().await;
+        agent.cut_links_for_image().await;
     }
     engine
         .freeze(&agent.profile.id)

@@ -15,7 +15,7 @@ pub(super) async fn freeze(agent: &Arc<Agent>, if_idle: bool) -> Result<(), Setb
     }
     // A kept connection would stand in the way of a memory image later.
     if agent.open_requests() == 0 {
-        agent.links.cut().await;
+        agent.cut_links().await;
     }
     let frozen = match ctx.faults.reach(Point::FreezeBegun).await {
         Ok(()) => ctx.engine.freeze(id).await.map_err(Trouble::engine("be paused")),

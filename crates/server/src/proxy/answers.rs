@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::response::{Html, IntoResponse, Response};
 use dorm_engine::EngineError;
-use http::header::{ACCEPT, CACHE_CONTROL};
-use http::{HeaderMap, StatusCode};
+use http::header::{ACCEPT, CACHE_CONTROL, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use serde_json::json;
 
 use super::forward::Failed;
@@ -26,6 +26,8 @@ pub(super) enum Why {
     BadSignature(BadSignature),
     Internal,
     ShuttingDown,
+    /// It was put to sleep on purpose, or its connections were cut for a snapshot.
+    Asleep,
     Failed(String),
 }
 
@@ -35,7 +37,7 @@ impl Why {
             Self::NotFound | Self::PortClosed | Self::Failed(_) => StatusCode::BAD_GATEWAY,
             Self::NeedsAccessToken | Self::BadSignature(_) => StatusCode::UNAUTHORIZED,
             Self::NeedsTrafficToken | Self::WrongTrafficToken | Self::Internal => StatusCode::FORBIDDEN,
-            Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Self::ShuttingDown | Self::Asleep => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -58,6 +60,7 @@ impl Why {
             Self::BadSignature(why) => why.to_string(),
             Self::Internal => "only the server itself may do this".to_owned(),
             Self::ShuttingDown => "the server is shutting down".to_owned(),
+            Self::Asleep => Failed::Asleep.to_string(),
             Self::Failed(reason) => reason.clone(),
         }
     }
@@ -88,7 +91,8 @@ impl From<Failed> for Why {
             Failed::Trouble(trouble) => trouble.into(),
             Failed::Unreachable(EngineError::PortClosed { .. }) => Self::PortClosed,
             Failed::Unreachable(error) => Self::Failed(dorm_engine::chain(&error)),
-            Failed::Broken(reason) => Self::Failed(reason),
+            Failed::Asleep => Self::Asleep,
+            failed @ (Failed::CutOff | Failed::Broken(_)) => Self::Failed(failed.to_string()),
         }
     }
 }
@@ -160,9 +164,13 @@ pub(super) async fn explain(
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let (status, port) = (self.why.status(), self.port);
-        let no_store = [(CACHE_CONTROL, "no-store")];
+        let mut headers = HeaderMap::new();
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if matches!(self.why, Why::Asleep) {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
         if let Some(page) = &self.page {
-            return (status, no_store, Html(self.html(page))).into_response();
+            return (status, headers, Html(self.html(page))).into_response();
         }
         let (code, message) = (status.as_u16(), self.why.message());
         let body = match &self.why {
@@ -173,7 +181,7 @@ impl IntoResponse for Refusal {
             }
             _ => json!({"sandboxId": self.id, "message": message, "port": port, "code": code}),
         };
-        (status, no_store, axum::Json(body)).into_response()
+        (status, headers, axum::Json(body)).into_response()
     }
 }
 

@@ -16,7 +16,7 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 
 use super::headers;
-use super::upstream::{Proxy, box_uri};
+use super::upstream::{Proxy, box_uri, links};
 use crate::held::Held;
 use crate::lifecycle::{Agent, OpenRequest, Trouble, in_full};
 use crate::records::State;
@@ -30,6 +30,12 @@ pub(crate) enum Failed {
     Trouble(#[from] Trouble),
     #[error("the box could not be reached")]
     Unreachable(#[source] EngineError),
+    #[error("the agent went to sleep before it answered; ask again, which wakes it")]
+    Asleep,
+    #[error(
+        "the agent went to sleep before it answered, and may have done what was asked; see what became of it before you ask again"
+    )]
+    CutOff,
     #[error("{0}")]
     Broken(String),
 }
@@ -44,7 +50,10 @@ pub(crate) async fn forward(
     // Counted before the state is looked at: a box with an open request is not idle.
     let open = agent.open_request();
     agent.ensure_running().await?;
-    let which = (agent.generation(), agent.links.epoch());
+    let links = links(agent, port);
+    let unanswered = links.asking();
+    let which = (agent.generation(), links.epoch());
+    let again = request.method().is_idempotent();
     let path = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
     *request.uri_mut() = box_uri(&agent.profile.id, which, port, path);
     *request.version_mut() = http::Version::HTTP_11;
@@ -63,7 +72,12 @@ pub(crate) async fn forward(
             _ = paused => agent.ensure_running().await?,
         }
     };
-    let mut response = answered?;
+    drop(unanswered);
+    let mut response = answered.map_err(|error| match (links.epoch() == which.1, again) {
+        (true, _) => error.into(),
+        (false, true) => Failed::Asleep,
+        (false, false) => Failed::CutOff,
+    })?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let box_side = hyper::upgrade::on(&mut response);
         if let Some(client_side) = client_side {

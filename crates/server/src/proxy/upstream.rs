@@ -22,7 +22,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::route::GUEST_PORT;
-use crate::lifecycle::{Agent, Link, Registry};
+use crate::lifecycle::{Agent, Link, Links, Registry};
 
 /// Of what is read from a box at once, and so of the head of an answer.
 const MOST_BUFFERED: usize = 64 * 1024;
@@ -102,6 +102,14 @@ impl tower::Service<Uri> for Connector {
     }
 }
 
+/// Those that a connection to this port is one of.
+pub(super) fn links(agent: &Agent, port: u16) -> &Links {
+    match port {
+        GUEST_PORT => &agent.links,
+        _ => &agent.port_links,
+    }
+}
+
 /// Waits for a server that may still be coming up with its box.
 async fn connect(
     engine: &dyn Engine,
@@ -110,7 +118,7 @@ async fn connect(
 ) -> Result<(Box<dyn GuestStream>, Link), EngineError> {
     let id = &agent.profile.id;
     loop {
-        let link = agent.links.open();
+        let link = links(agent, port).open();
         let connected = match port {
             GUEST_PORT => engine.connect(id).await,
             port => engine.connect_port(id, port).await,
