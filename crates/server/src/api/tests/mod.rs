@@ -45,6 +45,7 @@ mod manners;
 mod ports;
 mod sleep;
 mod snapshots;
+mod uploads;
 
 struct Server {
     app: Router,

@@ -45,8 +45,8 @@ struct Known {
     builds: HashMap<String, Build>,
     /// Oldest first.
     order: VecDeque<String>,
-    /// By token, oldest first: the workspace and the hash.
-    links: VecDeque<(String, Workspace, String)>,
+    /// Oldest first.
+    links: VecDeque<uploads::Link>,
 }
 
 struct Build {

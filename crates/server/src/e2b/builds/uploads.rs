@@ -1,4 +1,5 @@
-//! Archives of the files that a build copies. The link is all that is needed to upload one, and serves once.
+//! Archives of the files that a build copies. The link is all that is needed to upload one, and serves until one is there: who is
+//! cut off may try again.
 
 use axum::Extension;
 use axum::body::Body as Stream;
@@ -15,6 +16,13 @@ use super::MAX_LINKS;
 use crate::api::{ApiError, AppState};
 use crate::proxy::Peer;
 use crate::records::Workspace;
+
+#[derive(Clone)]
+pub(super) struct Link {
+    token: String,
+    workspace: Workspace,
+    hash: String,
+}
 
 fn check_hash(hash: &str) -> Result<()> {
     let fits = (8..=128).contains(&hash.len()) && hash.bytes().all(|b| b.is_ascii_hexdigit());
@@ -36,7 +44,11 @@ pub(in crate::e2b) async fn upload_link(
     let token = format!("{}{}", Id::random(), Id::random());
     let url = format!("{origin}/templates/uploads/{token}");
     let mut known = state.builds.known();
-    known.links.push_back((token, workspace, hash));
+    known.links.push_back(Link {
+        token,
+        workspace,
+        hash,
+    });
     if known.links.len() > MAX_LINKS {
         known.links.pop_front();
     }
@@ -66,13 +78,9 @@ pub(in crate::e2b) async fn upload(
     headers: HeaderMap,
     body: Stream,
 ) -> Result<StatusCode> {
-    let found = {
-        let mut known = state.builds.known();
-        let same = |known: &String| bool::from(known.as_bytes().ct_eq(token.as_bytes()));
-        let at = known.links.iter().position(|(known, ..)| same(known));
-        at.and_then(|at| known.links.remove(at))
-    };
-    let Some((_, workspace, hash)) = found else {
+    let same = |link: &Link| bool::from(link.token.as_bytes().ct_eq(token.as_bytes()));
+    let found = state.builds.known().links.iter().find(|link| same(link)).cloned();
+    let Some(Link { workspace, hash, .. }) = found else {
         let message = "this link is not known, or was used already";
         return Err(Error::new(StatusCode::FORBIDDEN, message));
     };
@@ -84,6 +92,7 @@ pub(in crate::e2b) async fn upload(
         .take_upload(&workspace, &hash, length, body.into_data_stream())
         .await;
     taken.map_err(ApiError::from)?;
+    state.builds.known().links.retain(|link| !same(link));
     Ok(StatusCode::OK)
 }
 
