@@ -12,6 +12,8 @@ harness::tests![
     what_runs_too_long_is_interrupted_and_keeps_what_it_had,
     kernels_of_every_language_go_on_after_a_sleep_on_disk,
     a_code_server_that_ends_is_started_again,
+    code_goes_on_over_snapshots_forks_and_sleeps,
+    code_that_prints_more_than_is_read_waits,
 ];
 
 fn passes(sdk: &Sdk, script: &str) -> Result<()> {
@@ -41,6 +43,14 @@ fn what_runs_too_long_is_interrupted_and_keeps_what_it_had() -> Result<()> {
 
 fn a_code_server_that_ends_is_started_again() -> Result<()> {
     passes(&Sdk::Python, "code_restarts.py")
+}
+
+fn code_goes_on_over_snapshots_forks_and_sleeps() -> Result<()> {
+    passes(&Sdk::Python, "code_goes_on.py")
+}
+
+fn code_that_prints_more_than_is_read_waits() -> Result<()> {
+    passes(&Sdk::Python, "code_floods.py")
 }
 
 fn kernels_of_every_language_go_on_after_a_sleep_on_disk() -> Result<()> {

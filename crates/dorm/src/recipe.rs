@@ -29,6 +29,7 @@ macro_rules! embedded {
 
 /// What they name as `source`.
 const EMBEDDED: &[(&str, &str)] = embedded![
+    "code-interpreter-v1/backlog.py",
     "code-interpreter-v1/charts.py",
     "code-interpreter-v1/contexts.py",
     "code-interpreter-v1/kernel.js",

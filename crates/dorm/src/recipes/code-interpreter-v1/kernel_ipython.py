@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 import outputs
+from backlog import Backlog
 
 START_LIMIT = 120
 REPLY_LIMIT = 2
@@ -70,6 +71,7 @@ class IPythonKernel:
     def socket(self, kind, address):
         socket = CONTEXT.socket(kind)
         socket.linger = 0
+        # A kernel drops what it cannot send, and with it perhaps the end of what it says: it is slowed down by `hold` instead.
         socket.rcvhwm = socket.sndhwm = 0
         socket.connect(address)
         self.sockets.append(socket)
@@ -89,7 +91,7 @@ class IPythonKernel:
             except TimeoutError:
                 pass
             finally:
-                self.waiting.pop(id)
+                self.forget(id)
 
     async def watch(self):
         """Tells all who wait when the process has ended."""
@@ -104,17 +106,26 @@ class IPythonKernel:
             os.close(descriptor)
         self.process.wait()
         for said in self.waiting.values():
-            said.put_nowait(None)
+            said.put(None)
 
     def ended(self):
         return self.process.poll() is not None
+
+    def hold(self):
+        self.process.send_signal(signal.SIGSTOP)
+
+    def let_go(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def forget(self, id):
+        self.waiting.pop(id).release()
 
     async def end(self):
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         for said in self.waiting.values():
-            said.put_nowait(None)
+            said.put(None)
         for task in self.tasks:
             task.cancel()
         for socket in self.sockets:
@@ -122,15 +133,15 @@ class IPythonKernel:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def request(self, kind, content):
-        """Gives the id of the request, and a queue of what the kernel says to it."""
+        """Gives the id of the request, and what the kernel says to it."""
         id = uuid.uuid4().hex
         header = {"msg_id": id, "session": self.session, "username": "user", "msg_type": kind, "version": "5.3",
                   "date": "1970-01-01T00:00:00Z"}
         parts = [json.dumps(part).encode() for part in (header, {}, {}, content)]
-        said = self.waiting[id] = asyncio.Queue()
+        said = self.waiting[id] = Backlog(self.hold, self.let_go)
         self.shell.send_multipart([DELIMITER, self.sign(parts), *parts])
         if self.ended():
-            said.put_nowait(None)
+            said.put(None)
         return id, said
 
     def sign(self, parts):
@@ -146,7 +157,7 @@ class IPythonKernel:
                 continue
             header, parent, _, content = (json.loads(part) for part in parts)
             if said := self.waiting.get(parent.get("msg_id")):
-                said.put_nowait((header["msg_type"], content))
+                said.put((header["msg_type"], content), sum(map(len, parts)))
 
     async def next(self, said):
         message = await said.get()
@@ -160,7 +171,7 @@ class IPythonKernel:
             while (await self.next(said))[0] != "execute_reply":
                 pass
         finally:
-            self.waiting.pop(id)
+            self.forget(id)
 
     async def execute(self, code, env):
         try:
@@ -192,7 +203,7 @@ class IPythonKernel:
         finally:
             if not progress.idle and not self.ended():
                 await self.interrupt(said, progress)
-            self.waiting.pop(id)
+            self.forget(id)
 
     async def interrupt(self, said, progress):
         """Returns when nothing runs any more. What has not begun yet would not notice."""

@@ -10,6 +10,7 @@ import subprocess
 from contextlib import aclosing
 
 import outputs
+from backlog import Backlog
 
 START_LIMIT = 60
 STOP_TRIES = 20
@@ -22,6 +23,7 @@ class PipeKernel:
 
     def __init__(self):
         self.process = None
+        self.open = False
         self.readers = {}
         self.rest = b""
         # Where what is said goes. While nothing runs, nobody hears it.
@@ -56,7 +58,17 @@ class PipeKernel:
         self.readers = {out: self.stream_reader("stdout"), err: self.stream_reader("stderr"), self.answers: self.read_answer}
         for descriptor in self.readers:
             os.set_blocking(descriptor, False)
+        self.open = True
+        self.listen()
+
+    def listen(self):
+        for descriptor in self.readers:
             asyncio.get_running_loop().add_reader(descriptor, self.read, descriptor)
+
+    def hold(self):
+        """The pipes fill, and the kernel waits."""
+        for descriptor in self.readers:
+            asyncio.get_running_loop().remove_reader(descriptor)
 
     def ended(self):
         return self.process.poll() is not None
@@ -67,9 +79,9 @@ class PipeKernel:
         if not self.ended():
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        if self.readers:
-            for descriptor in self.readers:
-                asyncio.get_running_loop().remove_reader(descriptor)
+        if self.open:
+            self.open = False
+            self.hold()
             self.readers = {}
             self.process.stdout.close()
             self.process.stderr.close()
@@ -79,22 +91,23 @@ class PipeKernel:
 
     def say(self, output):
         if self.said is not None:
-            self.said.put_nowait(output)
+            texts = output.values() if isinstance(output, dict) else []
+            self.said.put(output, sum(len(text) for text in texts if isinstance(text, str)))
 
     def read(self, descriptor):
-        while True:
-            try:
-                data = os.read(descriptor, PIECE)
-            except BlockingIOError:
-                return
-            if data:
-                self.readers[descriptor](data)
-                continue
-            asyncio.get_running_loop().remove_reader(descriptor)
-            if descriptor == self.answers:
-                self.process.wait()
-                self.say(None)
+        """One piece at a time: there are others to serve, and what fills the pipe may never end."""
+        try:
+            data = os.read(descriptor, PIECE)
+        except BlockingIOError:
             return
+        if data:
+            self.readers[descriptor](data)
+            return
+        asyncio.get_running_loop().remove_reader(descriptor)
+        del self.readers[descriptor]
+        if descriptor == self.answers:
+            self.process.wait()
+            self.say(None)
 
     def stream_reader(self, name):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -111,8 +124,8 @@ class PipeKernel:
             self.take(answer)
 
     def finish(self):
-        """What was printed is in the pipes by now."""
-        for descriptor in self.readers:
+        """What was printed is in the pipes by now, and a piece is as much as one holds."""
+        for descriptor in list(self.readers):
             if descriptor != self.answers:
                 self.read(descriptor)
         self.say("finished")
@@ -134,12 +147,12 @@ class PipeKernel:
                 yield output
 
     async def run(self, code, env):
-        said = self.said = asyncio.Queue()
+        said = self.said = Backlog(self.hold, self.listen)
         output = None
         try:
             await self.command(code, env)
             if self.ended():
-                said.put_nowait(None)
+                said.put(None)
             while (output := await said.get()) not in (None, "finished"):
                 yield output
             if output is None:
@@ -149,7 +162,7 @@ class PipeKernel:
             raise
         finally:
             self.said = None
-
+            said.release()
 
     async def stop(self, said):
         """Interrupts what runs, and makes an end of a kernel that does not care."""

@@ -8,7 +8,7 @@
     GET    /health
 
 It listens before anything else is loaded, so that a box is reachable at once. Whoever goes away while his code runs has it interrupted,
-and the context is free for the next one.
+and the context is free for the next one. Code whose client was cut off by a sleep on disk goes on.
 """
 
 import asyncio
@@ -36,10 +36,16 @@ class Refused(Exception):
 class Exchange:
     """One request and its answer. A connection has no second one."""
 
-    def __init__(self, reader, writer):
+    def __init__(self, reader, writer, incarnation):
         self.reader = reader
         self.writer = writer
+        self.incarnation = incarnation
+        self.born = incarnation()
         self.begun = False
+
+    def cut_off(self):
+        """Whether the connection went with the memory of before a sleep on disk, and not by its client."""
+        return self.incarnation() != self.born
 
     async def read(self):
         try:
@@ -86,20 +92,30 @@ class Exchange:
             self.head(200, "application/x-ndjson", "Transfer-Encoding: chunked\r\n")
         # ASCII, as there are clients that decode piece by piece.
         line = json.dumps(value).encode() + b"\n"
-        self.writer.write(b"%x\r\n%s\r\n" % (len(line), line))
-        await self.writer.drain()
+        if self.cut_off():
+            return
+        try:
+            self.writer.write(b"%x\r\n%s\r\n" % (len(line), line))
+            await self.writer.drain()
+        except OSError:
+            if not self.cut_off():
+                raise
 
     def end(self):
         self.writer.write(b"0\r\n\r\n")
 
     async def gone(self):
-        """Returns when the client has gone."""
-        while await self.reader.read(4096):
+        """Returns when the connection has ended."""
+        try:
+            while await self.reader.read(4096):
+                pass
+        except OSError:
             pass
 
 
 class Server:
-    def __init__(self):
+    def __init__(self, listener):
+        self.listener = listener
         self.contexts = None
         self.loaded = asyncio.Event()
 
@@ -111,8 +127,12 @@ class Server:
         self.loaded.set()
         self.contexts.warm_up()
 
+    def incarnation(self):
+        """Another one after each sleep on disk, from which sockets come back as new ones."""
+        return os.fstat(self.listener.fileno()).st_ino
+
     async def serve(self, reader, writer):
-        exchange = Exchange(reader, writer)
+        exchange = Exchange(reader, writer, self.incarnation)
         try:
             method, path, body = await exchange.read()
             await self.loaded.wait()
@@ -170,7 +190,7 @@ class Server:
         gone = asyncio.create_task(exchange.gone())
         await asyncio.wait([running, gone], return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
-        if not running.done():
+        if not running.done() and not exchange.cut_off():
             running.cancel()
         try:
             await running
@@ -221,8 +241,9 @@ async def main():
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     # Kernels are interrupted by it, also if whoever started this program ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    server = Server()
-    listening = await asyncio.start_server(server.serve, sock=listener(), limit=MOST_HEADERS)
+    sock = listener()
+    server = Server(sock)
+    listening = await asyncio.start_server(server.serve, sock=sock, limit=MOST_HEADERS)
     server.load()
     async with listening:
         await listening.serve_forever()

@@ -1,4 +1,5 @@
-"""Runs in every Python kernel before anything else: adds what clients tabulate or draw themselves to the results."""
+"""Runs in every Python kernel before anything else: adds what clients tabulate or draw themselves to the results, and bounds what is
+kept of what is printed."""
 
 
 def set_up(shell, folder):
@@ -11,9 +12,24 @@ def set_up(shell, folder):
     from IPython.core.formatters import BaseFormatter
     from traitlets import ObjectName, Unicode
 
+    # What is printed is published five times a second, however much that is, unless it is told before.
+    most_unpublished = 1 << 20
     # Nobody reads longer tables; they are in the HTML in extracts.
     most_rows = 10_000
     replaced = []
+
+    def bound(stream):
+        schedule = stream._schedule_flush
+
+        def schedule_or_flush():
+            schedule()
+            with stream._buffer_lock:
+                unpublished = sum(buffer.tell() for buffer in stream._buffers.values())
+            if unpublished > most_unpublished:
+                stream.flush()
+
+        # Not `write`, which IPython exchanges and puts back for every cell.
+        stream._schedule_flush = schedule_or_flush
 
     def enter_env(env):
         replaced.append({name: os.environ.get(name) for name in env})
@@ -64,6 +80,8 @@ def set_up(shell, folder):
             figures = getattr(sys.modules.get("matplotlib.figure"), "Figure", ())
             return chart(shown) if isinstance(shown, figures) else super().__call__(shown)
 
+    bound(sys.stdout)
+    bound(sys.stderr)
     display = shell.display_formatter
     display.formatters["e2b/data"] = data = DataFormatter(parent=display)
     display.formatters["e2b/chart"] = ChartFormatter(parent=display)
