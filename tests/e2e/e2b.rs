@@ -15,6 +15,7 @@ harness::tests![
     the_javascript_sdk_creates_finds_pauses_and_kills_sandboxes,
     the_javascript_sdk_runs_commands_and_works_with_files,
     sandboxes_their_time_and_their_snapshots_survive_the_daemon,
+    a_daemon_that_is_killed_fails_the_calls_under_way_and_loses_nothing,
     the_asynchronous_python_sdk_keeps_volumes_and_works_with_git,
     the_javascript_sdk_keeps_volumes_and_secrets,
     secrets_reach_the_sandboxes_whose_environment_names_them,
@@ -83,6 +84,21 @@ fn sandboxes_their_time_and_their_snapshots_survive_the_daemon() -> Result<()> {
     server.simulate_reboot()?;
     server.launch(&[])?;
     run(&server, &Sdk::Python, "restart.py", &["end", kept.trim()]).map(drop)
+}
+
+fn a_daemon_that_is_killed_fails_the_calls_under_way_and_loses_nothing() -> Result<()> {
+    let server = Server::start()?;
+    let streaming = server.data.join("streaming");
+    let calls = {
+        let (server, told) = (server.clone(), streaming.display().to_string());
+        std::thread::spawn(move || run(&server, &Sdk::Python, "killed.py", &[&told]))
+    };
+    harness::eventually("calls are under way", || {
+        Ok((streaming.exists() || calls.is_finished()).then_some(()))
+    })?;
+    server.kill9()?;
+    server.launch(&[])?;
+    calls.join().map_err(|_| anyhow::anyhow!("the calls panicked"))?.map(drop)
 }
 
 fn the_asynchronous_python_sdk_keeps_volumes_and_works_with_git() -> Result<()> {

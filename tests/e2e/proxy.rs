@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::harness::{self, Agent, Sdk, Server};
+use crate::scale::memory;
 
 harness::tests![
     websockets_http2_and_trailers_go_through,
@@ -15,6 +16,7 @@ harness::tests![
     an_upload_whose_client_goes_away_ends_in_the_box_too,
     a_request_that_a_hibernation_cuts_off_is_told_to_come_again_unless_that_may_do_it_twice,
     connections_to_ports_outlive_live_snapshots_and_forks,
+    bodies_that_nobody_takes_are_held_by_nobody,
 ];
 
 const PORT: u16 = 8000;
@@ -58,6 +60,7 @@ def handle(c):
         if len(body) < wanted:
             pathlib.Path('/tmp/broken').touch()
             return
+        pathlib.Path('/tmp/answering').touch()
         c.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n' % len(body) + body)
 listener = socket.create_server(('127.0.0.1', 8000))
 while True:
@@ -168,4 +171,39 @@ fn connections_to_ports_outlive_live_snapshots_and_forks() -> Result<()> {
     let answer = rest(begin(&server.adopt(&name)?, "GET", "/", "")?)?;
     ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     Ok(())
+}
+
+fn bodies_that_nobody_takes_are_held_by_nobody() -> Result<()> {
+    const SIZE: usize = 192 << 20;
+    let server = Server::start()?;
+    let agent = serving(&server)?;
+    let stream = begin(&agent, "POST", "/when", &format!("Content-Length: {SIZE}\r\n"))?;
+    let before = memory(&server, "VmHWM:")?;
+    let mut half = stream.try_clone()?;
+    let sending = std::thread::spawn(move || {
+        let block = vec![0; 1 << 20];
+        (0..SIZE / block.len()).try_for_each(|_| half.write_all(&block))
+    });
+    is_there(&agent, "/tmp/asked")?;
+    // The server in the box takes nothing yet: all that is under way is under way by now.
+    settled(&server)?;
+    agent.exec(&["touch", "/tmp/when"])?.succeeded()?;
+    sending.join().map_err(|_| anyhow::anyhow!("the sender panicked"))??;
+    // And now nobody takes the answer.
+    is_there(&agent, "/tmp/answering")?;
+    settled(&server)?;
+    ensure!(rest(stream)?.len() > SIZE, "the body came back");
+    let grown = memory(&server, "VmHWM:")? - before;
+    ensure!(grown < 64 << 20, "the daemon held {grown} bytes");
+    Ok(())
+}
+
+/// Returns when the daemon's memory has stayed the same for a second.
+fn settled(server: &Server) -> Result<()> {
+    let mut seen = (0, 0);
+    harness::eventually("the daemon has settled", || {
+        let now = memory(server, "VmRSS:")?;
+        seen = if now.abs_diff(seen.0) < 1 << 20 { (now, seen.1 + 1) } else { (now, 0) };
+        Ok((seen.1 == 50).then_some(()))
+    })
 }

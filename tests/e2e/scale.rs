@@ -9,11 +9,15 @@ harness::tests![
     twenty_agents_start_and_stop_at_once,
 ];
 
-/// Memory of the daemon, in bytes.
-fn rss(server: &Server) -> Result<u64> {
+/// Memory of the daemon, in bytes: `VmRSS` now, `VmHWM` at its most.
+pub(crate) fn memory(server: &Server, what: &str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid()?))?;
-    let line = status.lines().find(|l| l.starts_with("VmRSS:")).context("VmRSS")?;
+    let line = status.lines().find(|l| l.starts_with(what)).context("no such line")?;
     Ok(line.split_whitespace().nth(1).context("a number")?.parse::<u64>()? * 1024)
+}
+
+fn rss(server: &Server) -> Result<u64> {
+    memory(server, "VmRSS:")
 }
 
 fn three_hundred_stopped_agents_cost_little_memory() -> Result<()> {

@@ -46,6 +46,7 @@ mod ports;
 mod sleep;
 mod snapshots;
 mod uploads;
+mod workspaces;
 
 struct Server {
     app: Router,
