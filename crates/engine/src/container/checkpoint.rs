@@ -172,15 +172,13 @@ impl Container {
             staged.map_err(EngineError::io("cannot start criu"))?;
             let started = began.elapsed();
             let restoring = criu.restore(&waiting.socket, &launch.volumes, image, work).await?;
-            let pid = restoring.namespaces().await?;
+            let policy = self.host.network.apply(&spec.id, spec.slot, &spec.network);
+            let (pid, ()) = tokio::try_join!(restoring.namespaces(), policy)?;
             let namespaces = began.elapsed();
             let netns = dorm_sys::namespace::open(pid, "net")
                 .map_err(EngineError::io("cannot open the box's network"))?;
             let (netns, inside) = (Arc::new(netns), self.host.network.inside());
-            self.host
-                .network
-                .attach(&spec.id, spec.slot, &spec.network, &netns)
-                .await?;
+            self.host.network.connect(&spec.id, spec.slot, &netns).await?;
             inside.own_every_address(netns.clone(), true).await?;
             let network = began.elapsed();
             restoring.memory().await?;
@@ -199,6 +197,7 @@ impl Container {
             restored
         }
         .await;
+        // It is a member of the box's group.
         waiting.end().await;
         let restored = match restored {
             // Memory that is damaged explains whatever else went wrong.

@@ -136,10 +136,15 @@ impl Network {
 
     /// Gives the namespace `netns` of box `id` its interface, address and routes, once `policy` holds for it.
     pub async fn attach(&self, id: &Id, slot: u32, policy: &Policy, netns: &Arc<OwnedFd>) -> Result<()> {
+        self.apply(id, slot, policy).await?;
+        self.connect(id, slot, netns).await
+    }
+
+    /// The same, where the policy holds already.
+    pub(crate) async fn connect(&self, id: &Id, slot: u32, netns: &Arc<OwnedFd>) -> Result<()> {
         let failed = |doing: &'static str| move |e| EngineError::io(doing)(io::Error::other(e));
         let address = self.address(slot)?;
         let name = self.interface(id);
-        self.apply(id, slot, policy).await?;
         let peer = LinkMessageBuilder::<LinkUnspec>::new()
             .name("eth0".to_owned())
             .setns_by_fd(netns.as_raw_fd());
