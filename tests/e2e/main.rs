@@ -22,9 +22,9 @@ macro_rules! features {
 }
 
 features![
-    acme, agents, api, clocks, code, crash, docs, e2b, examples, exec, files, full, hibernate, isolation,
-    limits, matrix, network, policy, ports, proxy, runner, scale, sleep, streams, survivors, templates, tls,
-    vm, volumes, workloads
+    acme, agents, api, clocks, code, crash, damage, docs, e2b, examples, exec, files, full, hibernate,
+    isolation, limits, matrix, network, policy, ports, proxy, runner, scale, sleep, streams, survivors,
+    templates, tls, vm, volumes, workloads
 ];
 
 const THREADS: usize = 3;

@@ -15,7 +15,10 @@ use serde::{Deserialize, Serialize};
 use crate::MemoryImage;
 
 const NAME: &str = "manifest.json";
-const FORMAT: u32 = 1;
+/// Holds the checksum of the manifest itself.
+const SEAL: &str = "manifest.blake3";
+/// Images of format 1 have no seal.
+const FORMAT: u32 = 2;
 /// First characters of the names of files that hold memory, and nothing else.
 const PAGES: &str = "pages-";
 /// A piece of a file that stays in the processor's cache between being read and being hashed.
@@ -79,9 +82,13 @@ impl Manifest {
             };
             let syncing: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(sync)).collect();
             let manifest = Self::of(directory, &names, guest_hash, uid_base, criu)?;
-            let mut file = File::create_new(directory.join(NAME))?;
-            file.write_all(&serde_json::to_vec_pretty(&manifest)?)?;
-            file.sync_all()?;
+            let text = serde_json::to_vec_pretty(&manifest)?;
+            let seal = blake3::hash(&text).to_hex();
+            for (name, content) in [(NAME, &text[..]), (SEAL, seal.as_bytes())] {
+                let mut file = File::create_new(directory.join(name))?;
+                file.write_all(content)?;
+                file.sync_all()?;
+            }
             for synced in syncing {
                 synced
                     .join()
@@ -125,15 +132,24 @@ impl Manifest {
     /// The error says what is wrong, in words.
     pub(crate) fn read(image: &Path) -> Result<Self, String> {
         let text = fs::read(image.join(NAME)).map_err(|e| format!("its manifest cannot be read: {e}"))?;
+        let sealed = Self::is_sealed(image, &text)?;
         let manifest: Self =
             serde_json::from_slice(&text).map_err(|e| format!("its manifest makes no sense: {e}"))?;
-        if manifest.format != FORMAT {
-            return Err(format!(
-                "it is of format {}, and this dorm knows {FORMAT}",
-                manifest.format
-            ));
+        match (manifest.format, sealed) {
+            (FORMAT, true) | (1, false) => Ok(manifest),
+            (FORMAT, false) => Err("the checksum of its manifest is missing".to_owned()),
+            (other, _) => Err(format!("it is of format {other}, and this dorm knows {FORMAT}")),
         }
-        Ok(manifest)
+    }
+
+    /// False if nothing tells what the manifest should be.
+    fn is_sealed(image: &Path, text: &[u8]) -> Result<bool, String> {
+        match fs::read(image.join(SEAL)) {
+            Ok(seal) if seal == blake3::hash(text).to_hex().as_bytes() => Ok(true),
+            Ok(_) => Err("the checksum of its manifest is wrong".to_owned()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(format!("the checksum of its manifest cannot be read: {error}")),
+        }
     }
 
     /// Reads the manifest and compares everything with it but the contents of the memory, which is left to the second
@@ -274,11 +290,47 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_or_missing_file_is_noticed() {
+    fn whatever_happens_to_any_file_of_an_image_is_noticed() {
+        type Damage = fn(&Path);
+        let damages: [(&str, Damage); 4] = [
+            ("changed by a bit", flip),
+            ("cut off", |file| {
+                let bytes = fs::read(file).unwrap();
+                fs::write(file, &bytes[..bytes.len() / 2]).unwrap();
+            }),
+            ("emptied", |file| fs::write(file, "").unwrap()),
+            ("removed", |file| fs::remove_file(file).unwrap()),
+        ];
+        for name in ["pages-1.img", "pages-2.img", "core-1.img", NAME, SEAL] {
+            for (what, damage) in damages {
+                let (_root, image) = image();
+                damage(&image.join(name));
+                let verdict = Manifest::open(&image).and_then(|(_, pages)| pages.verify());
+                assert!(verdict.is_err(), "{name} was {what}");
+            }
+        }
+    }
+
+    #[test]
+    fn any_flipped_bit_of_a_manifest_is_noticed() {
         let (_root, image) = image();
-        fs::write(image.join("core-1.img"), b"co").unwrap();
-        assert!(Manifest::open(&image).unwrap_err().contains("2 bytes"));
-        fs::remove_file(image.join("core-1.img")).unwrap();
-        assert!(Manifest::open(&image).unwrap_err().contains("core-1.img"));
+        let whole = fs::read(image.join(NAME)).unwrap();
+        for bit in 0..whole.len() * 8 {
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            fs::write(image.join(NAME), bytes).unwrap();
+            assert!(Manifest::open(&image).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn an_image_of_the_first_format_has_no_seal_and_is_accepted() {
+        let (_root, image) = image();
+        let text = fs::read_to_string(image.join(NAME)).unwrap();
+        let first = text.replace("\"format\": 2", "\"format\": 1");
+        fs::write(image.join(NAME), first).unwrap();
+        assert!(Manifest::open(&image).is_err(), "its seal is another's");
+        fs::remove_file(image.join(SEAL)).unwrap();
+        Manifest::open(&image).unwrap();
     }
 }
