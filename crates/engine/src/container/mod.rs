@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use dorm_sys::confine::SystemCallFilter;
 use rustix::process::Signal;
 
+use self::patience::Patience;
 use self::spare::{Part, Spares};
 use crate::criu::Criu;
 use crate::engines::Kind;
@@ -15,6 +16,7 @@ use crate::network;
 use crate::{BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Listening, Result};
 
 mod checkpoint;
+mod patience;
 mod recover;
 mod spare;
 mod start;
@@ -28,6 +30,8 @@ pub(crate) struct Container {
     spares: Arc<Spares>,
     /// That have become CRIU, where there is one.
     criu_spares: Option<Arc<Spares>>,
+    /// With restores.
+    patience: Patience,
 }
 
 impl Container {
@@ -58,6 +62,7 @@ impl Container {
                 .map(|criu| spares(Part::Criu(criu.job(0, true)))),
             criu,
             spares: spares(Part::Launcher(filter)),
+            patience: Patience::from_environment(),
             host,
         })
     }
@@ -76,7 +81,13 @@ impl Kind for Container {
     }
 
     async fn restore(&self, spec: &BoxSpec, image: &Path) -> Result<BoxRecord> {
-        self.restore_box(spec, image).await
+        let limit = self.patience.with(image);
+        // Lives on until nothing of it moves any more.
+        let mut restoring = std::pin::pin!(self.restore_box(spec, image));
+        match tokio::time::timeout(limit, &mut restoring).await {
+            Ok(restored) => restored,
+            Err(_) => Err(patience::end(&self.host, &spec.id, limit).await),
+        }
     }
 
     async fn recover(&self, spec: &BoxSpec, image: &Path) -> Result<Option<BoxRecord>> {
