@@ -23,8 +23,8 @@ macro_rules! features {
 
 features![
     acme, agents, api, clocks, code, crash, damage, docs, e2b, examples, exec, files, full, hibernate,
-    isolation, limits, matrix, network, policy, ports, proxy, runner, scale, sleep, streams, survivors,
-    templates, tls, vm, volumes, workloads
+    images, isolation, limits, matrix, network, policy, ports, proxy, runner, scale, sleep, streams,
+    survivors, templates, tls, vm, volumes, workloads
 ];
 
 const THREADS: usize = 3;

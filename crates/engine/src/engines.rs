@@ -189,6 +189,12 @@ impl Engine for Engines {
         self.engine(spec.isolation)?.restore(spec, image).await
     }
 
+    async fn release(&self, id: &Id, image: &Path) {
+        let (home, image) = (self.host.pool.home_path(id), image.to_owned());
+        let released = tokio::task::spawn_blocking(move || crate::criu::release(&home, &image));
+        let _ = released.await;
+    }
+
     async fn set_network(&self, spec: &BoxSpec) -> Result<()> {
         self.host.live(&spec.id)?;
         self.host.network.apply(&spec.id, spec.slot, &spec.network).await

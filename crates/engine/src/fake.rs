@@ -403,6 +403,8 @@ impl Engine for FakeEngine {
         Ok(world.add(spec, memory.to_owned()))
     }
 
+    async fn release(&self, _id: &Id, _image: &Path) {}
+
     async fn set_network(&self, spec: &BoxSpec) -> Result<()> {
         let mut world = self.world();
         world.living(&spec.id)?;

@@ -386,6 +386,10 @@ pub trait Engine: Send + Sync + 'static {
     /// guest answers. The home must be as it was when the image was made. The image stays as it is.
     async fn restore(&self, spec: &BoxSpec, image: &std::path::Path) -> Result<BoxRecord>;
 
+    /// Takes away what `image`, which nobody will use any more, has left in the home of `id`. No other image that is to be
+    /// used may be of this home. What cannot be taken away stays, and does no harm.
+    async fn release(&self, id: &Id, image: &std::path::Path);
+
     /// Makes `spec.network` hold for the running box, in one step. Connections that it allows go on.
     async fn set_network(&self, spec: &BoxSpec) -> Result<()>;
 

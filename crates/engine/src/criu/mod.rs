@@ -23,7 +23,7 @@ mod rpc;
 
 pub use find::find;
 pub(crate) use find::{is_self_test, self_test_process};
-pub(crate) use names::forget;
+pub(crate) use names::{forget, release};
 
 /// CRIU's own log, in its working directory.
 const LOG: &str = "criu.log";

@@ -10,6 +10,9 @@ use std::path::{Component, Path, PathBuf};
 use prost::Message;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 
+/// First characters of the names that CRIU makes.
+const PREFIX: &[u8] = b"link_remap.";
+
 /// Files that CRIU has named, and where. They stay reachable when the names are gone.
 #[derive(Debug, Default)]
 pub(super) struct Names(Vec<Named>);
@@ -94,6 +97,29 @@ pub(crate) fn forget(home: &Path, names: &[PathBuf]) {
         if let Err(error) = gone {
             tracing::debug!(path = %path.display(), %error, "a name made for a memory image is left");
         }
+    }
+}
+
+/// Takes away the names that the image in `images` has in `home`. A name that is the only one of its file is none of those: it
+/// came later, and is the box's own.
+pub(crate) fn release(home: &Path, images: &Path) {
+    let released = || -> io::Result<()> {
+        let mut names = linked(images)?;
+        if names.is_empty() {
+            return Ok(());
+        }
+        let folder = File::open(home)?;
+        let is_second = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+            let found = named(&folder, path).and_then(|named| rustix::fs::fstat(named.file));
+            name.starts_with(PREFIX) && found.is_ok_and(|found| found.st_nlink > 1)
+        };
+        names.retain(is_second);
+        forget(home, &names);
+        Ok(())
+    };
+    if let Err(error) = released() {
+        tracing::debug!(image = %images.display(), %error, "names made for a memory image may be left");
     }
 }
 
@@ -213,16 +239,37 @@ mod tests {
     }
 
     #[test]
+    fn an_image_that_is_given_up_takes_its_names_along_but_not_those_of_the_box() {
+        let (home, images) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let names = ["link_remap.1", "link_remap.2", "file"];
+        image(images.path(), &names);
+        for name in names {
+            std::fs::write(home.path().join(name), "content").unwrap();
+        }
+        for name in ["link_remap.1", "file"] {
+            let other = home.path().join(format!("other-{name}"));
+            std::fs::hard_link(home.path().join(name), other).unwrap();
+        }
+        release(home.path(), images.path());
+        assert_eq!(
+            names.map(|name| home.path().join(name).exists()),
+            [false, true, true]
+        );
+    }
+
+    #[test]
     fn no_name_leads_out_of_the_home() {
         let (home, images) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        std::fs::write(images.path().join("victim"), "").unwrap();
+        std::fs::write(images.path().join("link_remap.1"), "").unwrap();
+        std::fs::hard_link(images.path().join("link_remap.1"), images.path().join("other")).unwrap();
         std::os::unix::fs::symlink(images.path(), home.path().join("way")).unwrap();
-        for path in ["way/victim", "../victim"] {
+        for path in ["way/link_remap.1", "../link_remap.1"] {
             image(images.path(), &[path]);
             Names::hold(home.path(), images.path()).unwrap_err();
             forget(home.path(), &[path.into()]);
+            release(home.path(), images.path());
         }
-        assert!(images.path().join("victim").exists());
+        assert!(images.path().join("link_remap.1").exists());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! comes up like any other agent that was put to disk; that the image is foreign tells the start to say
 //! who it is now.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use dorm_engine::network::Policy;
@@ -208,9 +209,11 @@ async fn parts(
         .await
         .map_err(Trouble::engine(VERB))?;
     ctx.faults.reach(Point::ForkHomeMade).await?;
+    let memory = images::path_of(ctx, &origin.agent, &snapshot.id);
     let image = if full {
-        Some(inherit(ctx, origin, snapshot, &fork.id).await?)
+        Some(inherit(ctx, &memory, snapshot.size, &fork.id).await?)
     } else {
+        ctx.engine.release(&fork.id, &memory).await;
         None
     };
     ctx.faults.reach(Point::ForkImageMade).await?;
@@ -245,24 +248,17 @@ async fn parts(
     Ok(agent)
 }
 
-async fn inherit(
-    ctx: &Arc<Context>,
-    origin: &Origin,
-    snapshot: &SnapshotRecord,
-    id: &Id,
-) -> Result<ImageRecord, Trouble> {
+async fn inherit(ctx: &Arc<Context>, memory: &Path, size: u64, id: &Id) -> Result<ImageRecord, Trouble> {
     let image = Id::random();
     let to = images::new_path_of(ctx, id, &image)
         .await
         .map_err(Trouble::disk(VERB))?;
-    images::share(&images::path_of(ctx, &origin.agent, &snapshot.id), &to)
-        .await
-        .map_err(Trouble::disk(VERB))?;
+    images::share(memory, &to).await.map_err(Trouble::disk(VERB))?;
     let generation = ctx.homes.generation(id).await.map_err(Trouble::engine(VERB))?;
     Ok(ImageRecord {
         id: image,
         generation,
-        size: snapshot.size,
+        size,
         made: now(),
         current: true,
         foreign: true,

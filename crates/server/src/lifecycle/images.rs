@@ -2,7 +2,7 @@
 //!
 //! An image that could not be used is kept beside the others as `<image>.bad`, the newest of them only.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use dorm_engine::Id;
 
 use super::Agent;
 use super::registry::Context;
+use crate::records::ImageRecord;
 
 pub(super) fn path(agent: &Agent, image: &Id) -> PathBuf {
     path_of(&agent.ctx, &agent.profile.id, image)
@@ -94,6 +95,7 @@ pub(super) async fn is_set_aside(agent: &Agent, image: &Id) -> bool {
 
 /// What cannot be removed now is removed when the next daemon starts.
 pub(super) async fn discard(agent: &Agent, image: &Id) {
+    release(agent, image).await;
     discard_of(&agent.ctx, &agent.profile.id, image).await;
 }
 
@@ -110,8 +112,18 @@ async fn remove(path: &Path) {
     }
 }
 
+/// Nothing will come back from this image, so that the home need hold nothing for it. A home that belongs to another image
+/// stays as it is.
+async fn release(agent: &Agent, image: &Id) {
+    if agent.current_image().is_none_or(|current| current.id == *image) {
+        let engine = &agent.ctx.engine;
+        engine.release(&agent.profile.id, &path(agent, image)).await;
+    }
+}
+
 /// Keeps an image that could not be used, for people to look at.
 pub(super) async fn set_aside(agent: &Agent, image: &Id) {
+    release(agent, image).await;
     let (from, folder) = (path(agent, image), folder(&agent.ctx, &agent.profile.id));
     for (name, old) in entries(&folder).await {
         if name.ends_with(".bad") {
@@ -141,18 +153,29 @@ pub(super) async fn remove_of(ctx: &Context, agent: &Id) {
     remove(&folder(ctx, agent)).await;
 }
 
-/// Removes what no record speaks of. `known` are images, `agents` those whose bad images are kept.
-pub(super) async fn sweep(ctx: &Arc<Context>, agents: &HashSet<Id>, known: &HashSet<Id>) {
+/// Removes what no record speaks of. `agents` are those whose bad images are kept, each with its own image; the others are
+/// of `snapshots`.
+pub(super) async fn sweep(
+    ctx: &Arc<Context>,
+    agents: &HashMap<&Id, Option<&ImageRecord>>,
+    snapshots: &HashSet<Id>,
+) {
     for (owner, folder) in entries(&ctx.images).await {
-        if !owner.parse::<Id>().is_ok_and(|id| agents.contains(&id)) {
+        let owner = owner.parse::<Id>().ok();
+        let known = owner.and_then(|id| agents.get_key_value(&id));
+        let Some((owner, own)) = known else {
             tracing::info!(folder = %folder.display(), "removing memory images that belong to no agent");
             remove(&folder).await;
             continue;
-        }
+        };
         for (name, image) in entries(&folder).await {
-            let keep = name.ends_with(".bad") || name.parse::<Id>().is_ok_and(|id| known.contains(&id));
+            let has_record = |id: Id| own.is_some_and(|own| own.id == id) || snapshots.contains(&id);
+            let keep = name.ends_with(".bad") || name.parse::<Id>().is_ok_and(has_record);
             if !keep {
                 tracing::info!(image = %image.display(), "removing a memory image that has no record");
+                if own.is_none_or(|own| !own.current) {
+                    ctx.engine.release(owner, &image).await;
+                }
                 remove(&image).await;
             }
         }

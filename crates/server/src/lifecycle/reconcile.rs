@@ -141,15 +141,14 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
     let found = Found { holds, ..found };
     let agents = all.readable.len();
     // Before anything is driven: an image that is made now has no record yet.
-    let images = all.readable.iter().filter_map(|record| record.image.as_ref());
     let snapshots = ctx.store.snapshots().await?;
-    let mut owners = known.clone();
-    owners.extend(snapshots.iter().map(|snapshot| snapshot.agent.clone()));
-    let snapshots: HashSet<Id> = snapshots.into_iter().map(|snapshot| snapshot.id).collect();
-    let mut recorded = snapshots.clone();
-    recorded.extend(images.map(|image| image.id.clone()));
+    let snapshot_ids: HashSet<Id> = snapshots.iter().map(|snapshot| snapshot.id.clone()).collect();
     if damage.is_empty() {
-        images::sweep(ctx, &owners, &recorded).await;
+        // An agent may be gone, and have snapshots still.
+        let gone = snapshots.iter().map(|snapshot| (&snapshot.agent, None));
+        let agents = all.readable.iter();
+        let agents = agents.map(|record| (&record.profile.id, record.image.as_ref()));
+        images::sweep(ctx, &gone.chain(agents).collect(), &snapshot_ids).await;
     }
     stream::iter(all.readable)
         .for_each_concurrent(AT_ONCE, |record| settle(ctx, &found, record))
@@ -162,7 +161,7 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
     }
     if sweep_homes && damage.is_empty() {
         remove_homes(ctx, found.homes.difference(&known)).await?;
-        remove_snapshots(ctx, &snapshots).await?;
+        remove_snapshots(ctx, &snapshot_ids).await?;
     } else {
         let homes = found.homes.difference(&known).count();
         if homes > 0 {

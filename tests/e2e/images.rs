@@ -1,0 +1,110 @@
+//! How memory images come back, within bounds, and how they go, without a trace in the home.
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{self, Agent, Options, Server};
+
+harness::tests![
+    a_restore_that_does_not_come_to_an_end_is_given_up_and_the_memory_is_not,
+    an_image_that_is_given_up_leaves_no_strange_files_in_the_home,
+    a_crash_leaves_no_strange_files_in_the_home,
+];
+
+const WAITING: &str = "sleep 8181";
+
+/// A process that is in memory alone.
+fn waiting(agent: &Agent) -> Result<()> {
+    agent.exec_with(&["-d"], &["sleep", "8181"])?.succeeded().map(drop)
+}
+
+fn still_waits(agent: &Agent) -> Result<()> {
+    agent.sh(&format!("pgrep -fx '{WAITING}'"))?.succeeded().context("the memory is lost")?;
+    Ok(())
+}
+
+/// The CRIU that is kept ready for the next restore.
+fn spare_criu(server: &Server) -> Result<Pid> {
+    harness::eventually("a criu is ready", || {
+        let is_criu = |pid: &i32| {
+            let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            command.contains("criu") && command.contains("swrk")
+        };
+        Ok(server.remains.processes().into_iter().find(is_criu).and_then(Pid::from_raw))
+    })
+}
+
+fn a_restore_that_does_not_come_to_an_end_is_given_up_and_the_memory_is_not() -> Result<()> {
+    let server = Server::start()?;
+    let agent = server.agent("endless")?;
+    waiting(&agent)?;
+    agent.hibernate()?;
+    server.kill9()?;
+    server.launch(&[("DORM_RESTORE_LIMIT", "1500")])?;
+    kill_process(spare_criu(&server)?, Signal::STOP)?;
+    let refused = server.dorm(&["wake", &agent.name])?;
+    refused.refused(4, &["did not come to an end"])?;
+    ensure!(agent.state()? == "hibernated", "it is {}", agent.show()?);
+    server.in_order()?;
+    // Nothing was held against the image, and the next restore has time enough.
+    server.kill9()?;
+    server.launch(&[])?;
+    still_waits(&agent)
+}
+
+/// A file that is open under a name which is gone, and has another: CRIU gives it a third.
+const RENAMED: &str = "cd ~; echo linked > first; ln first second; exec 3< first; rm first; touch ready; sleep 600";
+
+fn hold_a_renamed_file(agent: &Agent) -> Result<()> {
+    agent.exec_with(&["-d"], &["bash", "-c", RENAMED])?.succeeded()?;
+    agent.until("the files are there", "test -e ~/ready")?;
+    agent.sh("rm ~/ready")?.succeeded().map(drop)
+}
+
+/// All files of the home that somebody would see, and that are there no more afterwards.
+fn files(agent: &Agent) -> Result<String> {
+    let found = agent.sh_text("ls -A ~ | grep -v '^\\.' | sort | tr '\\n' ' '; rm ~/*")?;
+    Ok(found.trim().to_owned())
+}
+
+fn an_image_that_is_given_up_leaves_no_strange_files_in_the_home() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("traceless")?;
+    let dorm = |args: &[&str]| server.dorm(args)?.succeeded().map(drop);
+    for ways in [&["hibernate", "stop"][..], &["pause", "stop"], &["hibernate", "wake"], &["pause", "snapshot", "hibernate", "wake"]] {
+        hold_a_renamed_file(&agent)?;
+        for way in ways {
+            dorm(&[way, &agent.name])?;
+        }
+        let found = files(&agent)?;
+        ensure!(found == "second", "after {ways:?} there are {found}");
+        agent.stop()?;
+    }
+    hold_a_renamed_file(&agent)?;
+    let copy = format!("{}-copy", agent.name);
+    dorm(&["snapshot", &agent.name, "--label", "full"])?;
+    dorm(&["fork", &agent.name, &copy, "--from", "full", "--files-only"])?;
+    let copy = server.adopt(&copy)?;
+    for agent in [&agent, &copy] {
+        let found = files(agent)?;
+        ensure!(found == "second", "{} has {found}", agent.name);
+    }
+    Ok(())
+}
+
+fn a_crash_leaves_no_strange_files_in_the_home() -> Result<()> {
+    let server = Server::start_with(&Options { leave_boxes: true, ..Options::default() })?;
+    let agent = server.agent("crashed")?;
+    for (verb, point) in [("snapshot", "snapshot/home-kept"), ("hibernate", "image/made"), ("hibernate", "image/recorded")] {
+        hold_a_renamed_file(&agent)?;
+        server.kill9()?;
+        server.launch(&[("DORM_FAULT", point)])?;
+        let _ = server.dorm(&[verb, &agent.name])?;
+        server.wait_for_end()?;
+        server.launch(&[])?;
+        let found = files(&agent)?;
+        ensure!(found == "second", "after a crash at {point} there are {found}");
+        agent.stop()?;
+    }
+    Ok(())
+}
