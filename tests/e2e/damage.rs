@@ -4,14 +4,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use crate::harness::{self, Agent, Server};
 
 harness::tests![
     a_damaged_file_of_any_kind_costs_the_memory_and_never_the_files,
     a_fork_of_a_damaged_snapshot_is_refused_and_the_agent_goes_on,
+    a_damaged_record_is_told_and_concerns_nobody_else,
 ];
 
 #[derive(Debug, Clone, Copy)]
@@ -138,4 +141,51 @@ fn a_fork_of_a_damaged_snapshot_is_refused_and_the_agent_goes_on() -> Result<()>
     ensure!(!server.names()?.contains(&copy), "a fork without its memory is there");
     let before = ticking.count()?;
     harness::eventually("the agent goes on", || Ok((ticking.count()? > before).then_some(())))
+}
+
+/// Runs statements on the records of a server whose daemon is away.
+fn change_records(server: &Server, statements: &str) -> Result<()> {
+    let script = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.executescript(sys.argv[2]); db.commit()";
+    let mut python = Command::new("python3");
+    let changed = python.args(["-c", script]).arg(server.data.join("dorm.db")).arg(statements).output()?;
+    ensure!(changed.status.success(), "{}", String::from_utf8_lossy(&changed.stderr));
+    Ok(())
+}
+
+fn a_damaged_record_is_told_and_concerns_nobody_else() -> Result<()> {
+    let server = Server::start()?;
+    let (whole, hurt) = (server.agent("whole")?, server.agent("hurt")?);
+    for (agent, name) in [(&whole, "whole-one"), (&hurt, "hurt-one")] {
+        agent.sh("echo kept > ~/file")?.succeeded()?;
+        server.dorm(&["snapshot", &agent.name, "--label", name])?.succeeded()?;
+        for thing in ["volume", "key"] {
+            server.dorm(&[thing, "create", name])?.succeeded()?;
+        }
+    }
+    whole.hibernate()?;
+    server.kill9()?;
+    change_records(
+        &server,
+        "UPDATE agents SET spec = '{' WHERE name LIKE 'hurt%'; UPDATE snapshots SET kind = 'half' WHERE label = 'hurt-one'; \
+         UPDATE volumes SET id = 'elsewhere/' WHERE name = 'hurt-one'; UPDATE keys SET hash = x'00' WHERE name = 'hurt-one';",
+    )?;
+    server.launch(&[])?;
+    ensure!(whole.sh_text("cat ~/file")? == "kept" && server.snapshots(&whole.name)?.len() == 1);
+    let shown = hurt.show()?;
+    let damaged = |text: &Value| text.as_str().is_some_and(|text| text.contains("record is damaged"));
+    ensure!(shown["state"] == "failed" && damaged(&shown["reason"]), "{shown}");
+    for path in ["/v1/volumes", "/v1/keys"] {
+        let names = server.list(path)?.iter().map(|one| one["name"].to_string()).collect::<String>();
+        ensure!(names.contains("whole-one") && !names.contains("hurt-one"), "{path}: {names}");
+    }
+    let told = server.http("GET", "/v1/info", b"")?.json()?["damage"].to_string();
+    for kind in ["agent", "snapshot", "volume", "key"] {
+        ensure!(told.contains(kind), "nothing is told of the {kind}: {told}");
+    }
+    // Whatever a damaged record spoke of is there still, for who can mend it.
+    ensure!(server.remains.homes().contains(&hurt.id), "its home is gone");
+    let volumes = fs::read_dir(server.data.join("pool/volumes"))?.count();
+    ensure!(volumes == 2, "there are {volumes} volumes");
+    server.agent("another")?.sh("true")?.succeeded()?;
+    Ok(())
 }

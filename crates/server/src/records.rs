@@ -225,6 +225,10 @@ pub struct ImageRecord {
     /// Made of another agent: whoever wakes from it must be told who it is now.
     #[serde(default)]
     pub foreign: bool,
+    /// Processor time that the box had used at the instant of the image, in microseconds. One that has used no more since has
+    /// not gone on. Not known of an image that came from elsewhere.
+    #[serde(default)]
+    pub cpu_usec: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -364,6 +368,15 @@ pub struct AgentRecord {
     /// The snapshot that it was made at, or rolled back to, last.
     pub snapshot: Option<Id>,
     pub reach: Reach,
+    /// What last went wrong with putting its memory to disk or bringing it back.
+    pub setback: Option<Note>,
+}
+
+/// Something that was seen of an agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    pub time: i64,
+    pub what: String,
 }
 
 /// An agent before the store gave it a slot.

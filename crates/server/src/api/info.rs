@@ -7,15 +7,28 @@ use axum::extract::State;
 use axum::response::IntoResponse;
 use dorm_proto::boot::PROTOCOL_VERSION;
 use http::header::CONTENT_TYPE;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::errors::ApiResult;
 use super::extract::Json;
 use super::state::AppState;
-use super::types::Info;
 use crate::metrics::Now;
 use crate::records::{State as AgentState, Workspace};
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub(super) struct Info {
+    pub(super) version: String,
+    pub(super) guest_protocol: u32,
+    pub(super) pool_total: u64,
+    pub(super) pool_free: u64,
+    /// Records that cannot be read, in words. They concern nobody else.
+    pub(super) damage: Vec<String>,
+    pub(super) agents: u64,
+    pub(super) running: u64,
+}
 
 pub(super) fn router() -> OpenApiRouter<AppState> {
     OpenApiRouter::new().routes(routes!(info))
@@ -34,6 +47,7 @@ async fn info(
         guest_protocol: PROTOCOL_VERSION,
         pool_total: space.total,
         pool_free: space.free,
+        damage: state.store.all_damage().await?,
         agents: agents.len() as u64,
         running: agents
             .iter()

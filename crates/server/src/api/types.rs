@@ -491,13 +491,3 @@ pub struct CreatedKey {
     pub key: Key,
     pub secret: String,
 }
-
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Info {
-    pub version: String,
-    pub guest_protocol: u32,
-    pub pool_total: u64,
-    pub pool_free: u64,
-    pub agents: u64,
-    pub running: u64,
-}

@@ -17,7 +17,7 @@ use super::links::Links;
 use super::network::Network;
 use super::registry::Context;
 use super::{Trouble, driver};
-use crate::records::{AgentRecord, HoldRecord, ImageRecord, Profile, Reach, State, Status, now};
+use crate::records::{AgentRecord, HoldRecord, ImageRecord, Note, Profile, Reach, State, Status, now};
 
 /// How long a server may take to listen once its box is up.
 const COMING_UP: Duration = Duration::from_secs(10);
@@ -63,13 +63,6 @@ pub(super) enum Unsavable {
     AsItIs,
     /// And need not be tried earlier.
     Until(Instant),
-}
-
-/// Something that was seen of the agent.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Note {
-    pub time: i64,
-    pub what: String,
 }
 
 /// What everyone may know of an agent at this moment.
@@ -126,6 +119,7 @@ impl Agent {
             memory: Mutex::new(Memory {
                 image: record.image,
                 at_snapshot: record.snapshot,
+                setback: record.setback,
                 ..Memory::default()
             }),
             holds: Mutex::default(),
@@ -348,8 +342,13 @@ impl Agent {
         self.memory().setback.clone()
     }
 
-    pub(super) fn note_setback(&self, what: String) {
-        self.memory().setback = Some(Note { time: now(), what });
+    /// Where it cannot be recorded, it is known until the daemon ends.
+    pub(super) async fn note_setback(&self, what: String) {
+        let setback = Note { time: now(), what };
+        self.memory().setback = Some(setback.clone());
+        if let Err(error) = self.ctx.store.set_setback(&self.profile.id, &setback).await {
+            tracing::warn!(agent = %self.profile.name, %error, "a setback could not be recorded");
+        }
     }
 
     pub(super) async fn ask(self: &Arc<Self>, request: Request) -> Result<(), Trouble> {

@@ -78,7 +78,7 @@ pub mod why;
 #[cfg(test)]
 mod tests;
 
-pub use agent::{Agent, Note, OpenRequest, Published};
+pub use agent::{Agent, OpenRequest, Published};
 pub use create::Creation;
 pub use fork::NewFork;
 pub use links::{Asking, Link, Links};

@@ -97,9 +97,9 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
     // The image first: one that has no record would be removed after a crash, and one that is missed is spoken of.
     images::set_aside(agent, &image.id).await;
     ctx.faults.reach(Point::WakeSetAside).await?;
+    agent.note_setback(loss.clone()).await;
     ctx.store.set_image(&agent.profile.id, None).await?;
     agent.set_image(None);
-    agent.note_setback(loss.clone());
     Ok(Up {
         record: from_files(agent).await?,
         how: loss,

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::Agent;
-use super::agent::Note;
 use super::idle::law::{Step, Times, View, step};
 use crate::config::Standby;
-use crate::records::{State, Status, now};
+use crate::records::{Note, State, Status, now};
 
 #[derive(Debug, Clone)]
 pub struct Why {
@@ -62,7 +61,7 @@ fn because(agent: &Arc<Agent>, view: &View, times: &Times) -> Vec<String> {
         several => because.push(format!("{several} requests and streams are open")),
     }
     if view.state == State::Running {
-        let recent = |note: &super::Note| {
+        let recent = |note: &Note| {
             times.standby.is_some_and(|after| {
                 u128::from((now() - note.time).max(0).unsigned_abs()) <= after.as_millis()
             })

@@ -5,7 +5,7 @@ use dorm_engine::Id;
 use super::conformance::{SLOTS, new_agent};
 use super::{Store, StoreError};
 use crate::records::{
-    BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, NewAgentRecord, Reach,
+    BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, NewAgentRecord, Note, Reach,
     SnapshotKind, SnapshotRecord, State, Status, Workspace,
 };
 
@@ -23,6 +23,7 @@ pub(super) async fn a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_st
         made: 11,
         current: true,
         foreign: true,
+        cpu_usec: Some(7),
     };
     let status = Status::now(State::Standby, "");
     let stale = ImageRecord {
@@ -106,6 +107,7 @@ pub(super) async fn snapshots_are_kept_in_order_and_the_agent_is_at_the_last(sto
         made: 3,
         current: true,
         foreign: true,
+        cpu_usec: Some(7),
     };
     let new = NewAgentRecord {
         uid_base: Some(77),
@@ -141,6 +143,12 @@ pub(super) async fn snapshots_are_kept_in_order_and_the_agent_is_at_the_last(sto
     assert_eq!(store.snapshots().await.unwrap(), snapshots);
     assert_eq!(store.snapshots_of(id).await.unwrap(), snapshots);
     assert!(store.snapshots_of(&Id::random()).await.unwrap().is_empty());
+    let setback = Note {
+        time: 7,
+        what: "its memory is lost".to_owned(),
+    };
+    store.set_setback(id, &setback).await.unwrap();
+    assert_eq!(store.agents().await.unwrap().readable[0].setback, Some(setback));
     store.move_to_snapshot(id, &snapshots[0].id).await.unwrap();
     assert_eq!(
         store.agents().await.unwrap().readable[0].snapshot.as_ref(),

@@ -10,8 +10,8 @@ use dorm_engine::network::Policy;
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
     AgentRecord, BoxChange, BuildRecord, Change, EventRecord, HoldRecord, ImageChange, ImageRecord,
-    KeyRecord, NewAgentRecord, Origin, Profile, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord,
-    State, Status, TemplateRecord, VolumeRecord, Workspace,
+    KeyRecord, NewAgentRecord, Note, Origin, Profile, Reach, SandboxRecord, SecretRecord, Slots,
+    SnapshotRecord, State, Status, TemplateRecord, VolumeRecord, Workspace,
 };
 
 #[derive(Default)]
@@ -143,6 +143,7 @@ impl Store for MemoryStore {
             image: new.image,
             snapshot: None,
             reach: new.reach,
+            setback: None,
         };
         tables.agents.push(record.clone());
         tables.agents.sort_by_key(|agent| agent.profile.slot);
@@ -161,6 +162,10 @@ impl Store for MemoryStore {
     }
 
     async fn damage(&self) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
+    async fn all_damage(&self) -> Result<Vec<String>> {
         Ok(Vec::new())
     }
 
@@ -211,6 +216,13 @@ impl Store for MemoryStore {
         let found = tables.agents.iter_mut().find(|known| known.profile.id == *agent);
         found.ok_or_else(|| missing("agent", agent.as_str()))?.image = image.cloned();
         tables.commits += 1;
+        Ok(())
+    }
+
+    async fn set_setback(&self, agent: &Id, setback: &Note) -> Result<()> {
+        let mut tables = self.tables();
+        let found = tables.agents.iter_mut().find(|known| known.profile.id == *agent);
+        found.ok_or_else(|| missing("agent", agent.as_str()))?.setback = Some(setback.clone());
         Ok(())
     }
 

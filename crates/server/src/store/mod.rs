@@ -8,7 +8,7 @@ use dorm_engine::Id;
 use dorm_engine::network::Policy;
 
 use crate::records::{
-    AgentRecord, BuildRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord,
+    AgentRecord, BuildRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Note,
     Origin, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, VolumeRecord,
     Workspace,
 };
@@ -87,6 +87,8 @@ pub trait Store: Send + Sync + 'static {
     async fn change_state(&self, change: &Change<'_>) -> Result<()>;
     /// Records the memory image of an agent, or that there is none.
     async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()>;
+    /// Records what last went wrong with an agent's memory.
+    async fn set_setback(&self, agent: &Id, setback: &Note) -> Result<()>;
     async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()>;
     async fn set_network(&self, agent: &Id, policy: &Policy) -> Result<()>;
     /// Removes an agent, its events, and its snapshots that do not outlive it. Removing what is not there is no error.
@@ -107,6 +109,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// What cannot be read of the records of things that lie on disk beside agents: snapshots, volumes and templates.
     async fn damage(&self) -> Result<Vec<String>>;
+    /// What cannot be read of any record, in words, for people.
+    async fn all_damage(&self) -> Result<Vec<String>>;
 
     /// Adds a snapshot, at which its agent then is.
     async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<()>;

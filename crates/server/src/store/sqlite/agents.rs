@@ -7,8 +7,8 @@ use sqlx::{Sqlite, Transaction};
 use super::sandboxes::insert_sandbox;
 use super::{AllAgents, Result, SqliteStore, StoreError, database, rows, taken};
 use crate::records::{
-    AgentRecord, BoxChange, Change, EventRecord, ImageChange, ImageRecord, NewAgentRecord, Profile, Reach,
-    Slots, State, Status, Workspace,
+    AgentRecord, BoxChange, Change, EventRecord, ImageChange, ImageRecord, NewAgentRecord, Note, Profile,
+    Reach, Slots, State, Status, Workspace,
 };
 
 /// Older events are removed now and then, so that no agent's history grows without end.
@@ -70,6 +70,7 @@ impl SqliteStore {
             image: new.image.clone(),
             snapshot: None,
             reach: new.reach.clone(),
+            setback: None,
         })
     }
 
@@ -133,6 +134,16 @@ impl SqliteStore {
             .execute(&self.writer)
             .await
             .map_err(database("recorded a memory image"))?;
+        found(agent, updated.rows_affected())
+    }
+
+    pub(super) async fn do_set_setback(&self, agent: &Id, setback: &Note) -> Result<()> {
+        let updated = sqlx::query("UPDATE agents SET setback = ? WHERE id = ?")
+            .bind(json(setback))
+            .bind(agent.as_str())
+            .execute(&self.writer)
+            .await
+            .map_err(database("recorded a setback"))?;
         found(agent, updated.rows_affected())
     }
 

@@ -85,10 +85,19 @@ impl SqliteStore {
             .fetch_one(&self.writer)
             .await
             .map_err(database(DOING))?;
-        value.try_into().map_err(|_| StoreError::Damaged {
-            kind: "secret",
-            name: name.to_owned(),
-            why: "wrong length".to_owned(),
-        })
+        if let Ok(value) = value.try_into() {
+            return Ok(value);
+        }
+        tracing::error!(
+            name,
+            "a secret of this server is damaged, and made anew; what was made with it is refused from now on"
+        );
+        sqlx::query("UPDATE server_secrets SET value = ? WHERE name = ?")
+            .bind(new.as_slice())
+            .bind(name)
+            .execute(&self.writer)
+            .await
+            .map_err(database(DOING))?;
+        Ok(new)
     }
 }

@@ -14,13 +14,16 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
-    AgentRecord, BuildRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord,
+    AgentRecord, BuildRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Note,
     Origin, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, VolumeRecord,
     Workspace,
 };
 
 mod agents;
 mod builds;
+mod damage;
+#[cfg(test)]
+mod damage_tests;
 mod holds;
 mod keys;
 mod rows;
@@ -110,6 +113,10 @@ impl Store for SqliteStore {
         self.do_set_image(agent, image).await
     }
 
+    async fn set_setback(&self, agent: &Id, setback: &Note) -> Result<()> {
+        self.do_set_setback(agent, setback).await
+    }
+
     async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()> {
         self.do_set_reach(agent, reach).await
     }
@@ -145,7 +152,11 @@ impl Store for SqliteStore {
     }
 
     async fn damage(&self) -> Result<Vec<String>> {
-        self.all_damage().await
+        self.damage_on_disk().await
+    }
+
+    async fn all_damage(&self) -> Result<Vec<String>> {
+        self.find_all_damage().await
     }
 
     async fn snapshots(&self) -> Result<Vec<SnapshotRecord>> {

@@ -86,6 +86,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<(AgentRecord, Option<String>), St
     let reason: String = columns.get("reason").unwrap_or_default();
     let box_json: Option<String> = columns.get("box_record").flatten();
     let snapshot: Option<String> = columns.get("snapshot").flatten();
+    let setback: Option<String> = columns.get("setback").flatten();
     let image_json: Option<String> = columns.get("image").flatten();
     let mut status = Status {
         state: State::Failed,
@@ -153,6 +154,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<(AgentRecord, Option<String>), St
         image,
         snapshot: snapshot.and_then(|id| id.parse().ok()),
         reach,
+        setback: setback.and_then(|json| serde_json::from_str(&json).ok()),
     };
     Ok((record, damage))
 }

@@ -1,7 +1,6 @@
 //! Snapshots of agents.
 
 use dorm_engine::Id;
-use sqlx::sqlite::SqliteRow;
 
 use super::agents::json;
 use super::{Result, SqliteStore, StoreError, database, rows};
@@ -42,25 +41,6 @@ impl SqliteStore {
             .await
             .map_err(database("read the snapshots"))?;
         Ok(rows::readable(&rows, rows::snapshot))
-    }
-
-    pub(super) async fn all_damage(&self) -> Result<Vec<String>> {
-        let mut damage = Vec::new();
-        for row in &self.all_of("SELECT * FROM snapshots").await? {
-            damage.extend(rows::snapshot(row).err());
-        }
-        for row in &self.all_of("SELECT * FROM volumes").await? {
-            damage.extend(rows::volume(row).err());
-        }
-        for row in &self.all_of("SELECT * FROM templates").await? {
-            damage.extend(rows::template(row).err());
-        }
-        Ok(damage.iter().map(ToString::to_string).collect())
-    }
-
-    async fn all_of(&self, query: &'static str) -> Result<Vec<SqliteRow>> {
-        let rows = sqlx::query(query).fetch_all(&self.readers).await;
-        rows.map_err(database("looked for damage"))
     }
 
     pub(super) async fn do_move_to_snapshot(&self, agent: &Id, snapshot: &Id) -> Result<()> {

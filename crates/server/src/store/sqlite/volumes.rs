@@ -23,7 +23,7 @@ impl SqliteStore {
             .fetch_all(&self.readers)
             .await
             .map_err(database("read the volumes"))?;
-        rows.iter().map(rows::volume).collect()
+        Ok(rows::readable(&rows, rows::volume))
     }
 
     pub(super) async fn do_delete_volume(&self, workspace: &Workspace, id: &Id) -> Result<()> {
