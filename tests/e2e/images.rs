@@ -6,6 +6,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::harness::{self, Agent, Options, Server};
 
 harness::tests![
+    a_durable_agent_in_standby_keeps_its_image_over_daemons_and_its_memory_over_a_reboot,
+    a_durable_box_that_ends_in_its_sleep_loses_nothing,
     a_restore_that_does_not_come_to_an_end_is_given_up_and_the_memory_is_not,
     an_image_that_is_given_up_leaves_no_strange_files_in_the_home,
     a_crash_leaves_no_strange_files_in_the_home,
@@ -43,7 +45,7 @@ fn a_restore_that_does_not_come_to_an_end_is_given_up_and_the_memory_is_not() ->
     server.launch(&[("DORM_RESTORE_LIMIT", "1500")])?;
     kill_process(spare_criu(&server)?, Signal::STOP)?;
     let refused = server.dorm(&["wake", &agent.name])?;
-    refused.refused(4, &["did not come to an end"])?;
+    refused.refused(1, &["did not come to an end", "still on disk"])?;
     ensure!(agent.state()? == "hibernated", "it is {}", agent.show()?);
     server.in_order()?;
     // Nothing was held against the image, and the next restore has time enough.
@@ -71,7 +73,7 @@ fn an_image_that_is_given_up_leaves_no_strange_files_in_the_home() -> Result<()>
     let server = Server::shared()?;
     let agent = server.agent("traceless")?;
     let dorm = |args: &[&str]| server.dorm(args)?.succeeded().map(drop);
-    for ways in [&["hibernate", "stop"][..], &["pause", "stop"], &["hibernate", "wake"], &["pause", "snapshot", "hibernate", "wake"]] {
+    for ways in [&["hibernate", "stop"][..], &["pause", "stop"], &["hibernate", "wake"]] {
         hold_a_renamed_file(&agent)?;
         for way in ways {
             dorm(&[way, &agent.name])?;
@@ -107,4 +109,67 @@ fn a_crash_leaves_no_strange_files_in_the_home() -> Result<()> {
         agent.stop()?;
     }
     Ok(())
+}
+
+const DURABLE_AT_ONCE: &str = "[standby]\nafter = 0\ndurable_after = 0.1\nhibernate_after = 0\n";
+
+/// Puts it to standby, and gives the image that it then has.
+fn durable(agent: &Agent) -> Result<String> {
+    agent.pause()?;
+    harness::eventually("it is durable", || {
+        let saved = agent.server.json(&["why", &agent.name])?["memory"].to_string().contains("on disk");
+        Ok(image(agent).filter(|_| saved))
+    })
+}
+
+fn image(agent: &Agent) -> Option<String> {
+    let images = agent.server.remains.images().remove(&agent.id).unwrap_or_default();
+    images.into_iter().find(|name| !name.contains('.'))
+}
+
+fn a_durable_agent_in_standby_keeps_its_image_over_daemons_and_its_memory_over_a_reboot() -> Result<()> {
+    let server = Server::start_with(&Options { leave_boxes: true, config: DURABLE_AT_ONCE, ..Options::default() })?;
+    let agent = server.agent("durable")?;
+    waiting(&agent)?;
+    hold_a_renamed_file(&agent)?;
+    let first = durable(&agent)?;
+    server.kill9()?;
+    server.launch(&[])?;
+    ensure!(agent.state()? == "standby", "it is {}", agent.show()?);
+    ensure!(image(&agent) == Some(first.clone()), "the image was made anew");
+    // What it holds is the past once the box has gone on, and the next daemon knows.
+    still_waits(&agent)?;
+    let second = durable(&agent)?;
+    ensure!(second != first, "an image of an earlier sleep is taken for the present one");
+    server.kill9()?;
+    server.launch(&[("DORM_FAULT", "thaw/thawed")])?;
+    let _ = agent.sh("true");
+    server.wait_for_end()?;
+    server.launch(&[])?;
+    ensure!(agent.state()? == "standby", "it is {}", agent.show()?);
+    let third = durable(&agent)?;
+    ensure!(third != second, "a box that has gone on is taken for its image");
+    server.simulate_reboot()?;
+    server.launch(&[])?;
+    ensure!(agent.state()? == "hibernated", "it is {}", agent.show()?);
+    still_waits(&agent)?;
+    let found = files(&agent)?;
+    ensure!(found == "second", "there are {found}");
+    Ok(())
+}
+
+fn a_durable_box_that_ends_in_its_sleep_loses_nothing() -> Result<()> {
+    let server = Server::start_with(&Options { leave_boxes: true, config: DURABLE_AT_ONCE, ..Options::default() })?;
+    let agent = server.agent("killed")?;
+    waiting(&agent)?;
+    durable(&agent)?;
+    // As the kernel does with what it ends for want of memory: it is killed, and may move to die.
+    let pid = Pid::from_raw(agent.pid()?).context("a process has a pid")?;
+    kill_process(pid, Signal::KILL)?;
+    server.remains.thaw(&agent.id);
+    agent.becomes("hibernated")?;
+    let shown = agent.show()?;
+    ensure!(shown["reason"].as_str().is_some_and(|reason| reason.contains("the box ended")), "{shown}");
+    server.in_order()?;
+    still_waits(&agent)
 }

@@ -352,7 +352,10 @@ impl Engine for FakeEngine {
         if let Some(reason) = world.fail_thaws.pop() {
             return Err(declared(reason));
         }
-        world.living(id)?.frozen.send_replace(false);
+        let one = world.living(id)?;
+        if one.frozen.send_replace(false) {
+            one.cpu_usec += 1;
+        }
         Ok(())
     }
 

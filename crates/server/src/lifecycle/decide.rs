@@ -54,6 +54,8 @@ pub enum Request {
         /// Which of the agent's boxes: the news may come late.
         generation: u64,
         reason: String,
+        /// Whether its memory, as it is at the moment of the decision, is on disk.
+        saved: bool,
     },
 }
 
@@ -262,6 +264,15 @@ fn at_rest(rest: Rest, lifetime: Lifetime, request: &Request) -> Decision {
             why: "asked to delete".to_owned(),
         }),
 
+        // Nothing is lost with a box that ended in its sleep.
+        (
+            Rest::Standby,
+            Request::BoxExited {
+                reason, saved: true, ..
+            },
+        ) => Begin(Transition::Hibernate {
+            why: format!("the box ended: {reason}; its memory is on disk"),
+        }),
         (Rest::Running | Rest::Standby, Request::BoxExited { reason, .. }) => Begin(settle(lifetime, reason)),
         (Rest::Stopped | Rest::Hibernated | Rest::Failed, Request::BoxExited { .. }) => Done,
     }

@@ -111,14 +111,18 @@ impl Driver {
         !inbox.driven
     }
 
-    fn decide(&mut self, asked: Asked) {
+    fn decide(&mut self, mut asked: Asked) {
         if self.agent.is_gone() {
             return asked.answer(Err(Trouble::NotFound(self.agent.profile.name.clone())));
         }
-        if let Request::BoxExited { generation, .. } = asked.request
-            && generation != self.agent.generation()
+        if let Request::BoxExited {
+            generation, saved, ..
+        } = &mut asked.request
         {
-            return asked.answer(Ok(()));
+            if *generation != self.agent.generation() {
+                return asked.answer(Ok(()));
+            }
+            *saved = self.agent.current_image().is_some();
         }
         let situation = match &self.under_way {
             Some(under_way) => Situation::Busy(under_way.work),

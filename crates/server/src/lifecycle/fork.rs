@@ -262,5 +262,6 @@ async fn inherit(ctx: &Arc<Context>, memory: &Path, size: u64, id: &Id) -> Resul
         made: now(),
         current: true,
         foreign: true,
+        cpu_usec: None,
     })
 }

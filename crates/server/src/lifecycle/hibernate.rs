@@ -62,7 +62,8 @@ pub(super) async fn make_durable(agent: &Arc<Agent>) -> Result<(), Setback> {
 async fn keep(agent: &Arc<Agent>) -> Result<(), Trouble> {
     let kept = write(agent).await;
     if let Err(trouble) = &kept {
-        agent.note_setback(format!("its memory could not be saved: {}", trouble.in_full()));
+        let what = format!("its memory could not be saved: {}", trouble.in_full());
+        agent.note_setback(what).await;
         agent.set_unsavable(match trouble.is_no_space() {
             true => Unsavable::Until(Instant::now() + ROOM),
             false => Unsavable::AsItIs,
@@ -103,6 +104,7 @@ async fn write(agent: &Arc<Agent>) -> Result<(), Trouble> {
         made: now(),
         current: true,
         foreign: false,
+        cpu_usec: ctx.engine.stats(id).await.ok().map(|stats| stats.cpu_usec),
     };
     let recorded = match ctx.faults.reach(Point::ImageMade).await {
         Ok(()) => ctx

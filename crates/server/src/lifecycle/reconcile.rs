@@ -275,10 +275,11 @@ async fn adopt(agent: &Arc<Agent>, record: BoxRecord, then: Then, gone: Gone) ->
             go_on(agent, State::Running, "the daemon was started again").await
         }
         Then::Sleeps => {
-            // Frozen already, unless a daemon died right after it let the box go on: then the image
-            // is not what the memory is now. Nobody can tell, so it is made anew.
+            // Frozen already, unless a daemon died right after it let the box go on.
             let frozen = ctx.engine.freeze(id).await;
-            forget_image(agent).await?;
+            if frozen.is_err() || !has_slept_on(agent).await {
+                forget_image(agent).await?;
+            }
             watcher::spawn(agent, generation);
             match frozen {
                 Ok(()) => Ok(()),
@@ -349,6 +350,7 @@ async fn without_box(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {
                     true => "its memory is lost: the image cannot be used, and is set aside",
                     false => "its memory is lost: the image is missing",
                 };
+                agent.note_setback(why.to_owned()).await;
                 rest(agent, State::Stopped, why).await
             }
             Some(_) => {
@@ -360,6 +362,14 @@ async fn without_box(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {
             }
         },
     }
+}
+
+/// Whether the frozen box is what its image holds. The processor time that it has used tells, rather than a mark that a thaw would
+/// have to take away: that could fail, as on a disk that is full, and the old memory would pass for the present one.
+async fn has_slept_on(agent: &Arc<Agent>) -> bool {
+    let then = agent.current_image().and_then(|image| image.cpu_usec);
+    let now = agent.ctx.engine.stats(&agent.profile.id).await;
+    then.is_some() && then == now.ok().map(|stats| stats.cpu_usec)
 }
 
 async fn forget_image(agent: &Arc<Agent>) -> Result<(), Trouble> {

@@ -155,6 +155,7 @@ async fn adopt(agent: &Arc<Agent>, memory: &Staged) -> Result<(), Trouble> {
         made: now(),
         current: true,
         foreign: false,
+        cpu_usec: None,
     };
     ctx.store.set_image(id, Some(&image)).await?;
     agent.set_image(Some(image));

@@ -20,7 +20,7 @@ async fn watch(agent: Arc<Agent>, generation: u64) {
                 Err(error) => error.to_string(),
             };
             tracing::info!(agent = %agent.profile.name, %reason, "a box ended by itself");
-            agent.enqueue(Asked { request: Request::BoxExited { generation, reason }, reply: None });
+            agent.enqueue(Asked { request: Request::BoxExited { generation, reason, saved: false }, reply: None });
         }
         _ = replaced => {}
         () = agent.ctx.closed.cancelled() => {}

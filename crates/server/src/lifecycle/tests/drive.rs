@@ -205,6 +205,7 @@ async fn late_news_of_an_earlier_box_harm_no_later_one() {
     let request = crate::lifecycle::decide::Request::BoxExited {
         generation: 1,
         reason: "old".to_owned(),
+        saved: false,
     };
     agent.enqueue(crate::lifecycle::agent::Asked { request, reply: None });
     settle().await;

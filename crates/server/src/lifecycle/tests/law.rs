@@ -39,9 +39,10 @@ fn requests() -> impl Strategy<Value = Request> {
             kind
         }),
         Just(Request::Delete),
-        Just(Request::BoxExited {
+        proptest::bool::ANY.prop_map(|saved| Request::BoxExited {
             generation: 1,
-            reason: "it fell over".to_owned()
+            reason: "it fell over".to_owned(),
+            saved,
         }),
     ]
 }

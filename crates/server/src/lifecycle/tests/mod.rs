@@ -21,6 +21,7 @@ use crate::store::memory::MemoryStore;
 
 mod crash;
 mod drive;
+mod durable;
 mod full;
 mod idle;
 mod law;

@@ -108,9 +108,8 @@ fn expected(model: Model, lifetime: Lifetime, step: Step) -> Model {
         (Step::Stop { fails: false }, _) => model.only_files(ended),
         (Step::Delete { fails: true }, _) => model.without_box(Some(Failed)),
         (Step::Delete { fails: false }, _) => model.only_files(None),
-        (Step::Reboot, Standby) if model.saved => model.at(Hibernated),
+        (Step::Reboot | Step::BoxEnds, Standby) if model.saved => model.at(Hibernated),
         (Step::BoxEnds | Step::Reboot, Running | Standby) => model.only_files(ended),
-        (Step::Restart, Standby) => model.at(Standby),
         (Step::BoxEnds | Step::Reboot | Step::Restart | Step::StoreFails, _) => model,
     }
 }

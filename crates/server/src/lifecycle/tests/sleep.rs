@@ -105,74 +105,6 @@ async fn a_hundred_requests_to_a_sleeping_agent_cause_one_wake() {
 }
 
 #[tokio::test]
-async fn a_durable_agent_in_standby_wakes_by_a_thaw_and_gives_up_its_ram_for_free() {
-    let world = World::new().await;
-    let agent = world.running("one").await;
-    agent.pause().await.unwrap();
-    agent.make_durable().await.unwrap();
-    assert_eq!(agent.state(), State::Standby);
-    world.assert_in_order().await;
-    agent.ensure_running().await.unwrap();
-    assert_eq!((world.engine.thaws(), world.engine.restores()), (1, 0));
-    assert_eq!(agent.current_image(), None, "the memory has gone on");
-    world.assert_in_order().await;
-    agent.pause().await.unwrap();
-    agent.make_durable().await.unwrap();
-    agent.make_durable().await.unwrap();
-    agent.hibernate("memory is short").await.unwrap();
-    assert_eq!(
-        world.engine.checkpoints(),
-        2,
-        "one for each time that it was made durable"
-    );
-    world.assert_in_order().await;
-}
-
-#[tokio::test]
-async fn what_was_on_disk_is_not_used_once_the_agent_went_on() {
-    let mut world = World::new().await;
-    let agent = world.running("one").await;
-    let id = agent.profile.id.clone();
-    world.engine.remember(&id, "old");
-    agent.pause().await.unwrap();
-    agent.make_durable().await.unwrap();
-    agent.ensure_running().await.unwrap();
-    world.engine.remember(&id, "new");
-    agent.hibernate("asked").await.unwrap();
-    world.engine.reboot();
-    world.restart().await;
-    world.get("one").unwrap().ensure_running().await.unwrap();
-    assert_eq!(world.engine.memory(&id).as_deref(), Some("new"));
-    world.assert_in_order().await;
-}
-
-#[tokio::test]
-async fn a_host_that_dies_right_after_a_thaw_does_not_bring_back_memory_that_the_files_have_left_behind() {
-    let mut world = World::new().await;
-    let agent = world.running("one").await;
-    let id = agent.profile.id.clone();
-    world.engine.remember(&id, "old");
-    agent.pause().await.unwrap();
-    agent.make_durable().await.unwrap();
-    // The thaw is done, the files change, and then the host dies before the thaw is recorded.
-    world.faults.arm(Point::ThawThawed, Action::Hang);
-    let asked = agent.clone();
-    tokio::spawn(async move { asked.ensure_running().await });
-    world.faults.struck().await;
-    world.homes.write(&id, "newer than the memory");
-    world.engine.reboot();
-    world.restart().await;
-    let agent = world.get("one").unwrap();
-    assert_eq!(agent.state(), State::Hibernated);
-    agent.ensure_running().await.unwrap();
-    assert_eq!(world.engine.memory(&id).as_deref(), Some(""));
-    assert_eq!(world.homes.content(&id).as_deref(), Some("newer than the memory"));
-    let reason = agent.published().status.reason;
-    assert!(reason.contains("its files have changed"), "{reason}");
-    world.assert_in_order().await;
-}
-
-#[tokio::test]
 async fn a_checkpoint_that_fails_leaves_the_agent_as_it_was() {
     let world = World::new().await;
     let agent = world.running("one").await;
@@ -451,28 +383,6 @@ async fn a_bug_on_the_way_to_sleep_leaves_the_box_running() {
         world.restart().await;
         world.assert_in_order().await;
     }
-}
-
-#[tokio::test]
-async fn a_box_in_standby_that_a_daemon_leaves_is_in_standby_for_the_next() {
-    let mut world = World::new().await;
-    let agent = world.running("one").await;
-    let id = agent.profile.id.clone();
-    world.engine.remember(&id, "a secret");
-    agent.pause().await.unwrap();
-    agent.make_durable().await.unwrap();
-    crate::lifecycle::lag::catch_up(&agent).await;
-    world.restart().await;
-    let agent = world.get("one").unwrap();
-    assert_eq!(agent.state(), State::Standby);
-    assert_eq!(
-        agent.current_image(),
-        None,
-        "nobody knows whether it is still current"
-    );
-    world.assert_in_order().await;
-    agent.ensure_running().await.unwrap();
-    assert_eq!(world.engine.memory(&id).as_deref(), Some("a secret"));
 }
 
 #[tokio::test]

@@ -1,0 +1,154 @@
+//! Boxes in standby whose memory is on disk too.
+
+use std::sync::Arc;
+
+use super::{Agent, World, lag, reaches};
+use crate::faults::{Action, Point};
+use crate::records::State;
+
+async fn durable(world: &World) -> Arc<Agent> {
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "a secret");
+    agent.pause().await.unwrap();
+    agent.make_durable().await.unwrap();
+    lag::catch_up(&agent).await;
+    agent
+}
+
+#[tokio::test]
+async fn a_durable_agent_in_standby_wakes_by_a_thaw_and_gives_up_its_ram_for_free() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    agent.pause().await.unwrap();
+    agent.make_durable().await.unwrap();
+    assert_eq!(agent.state(), State::Standby);
+    world.assert_in_order().await;
+    agent.ensure_running().await.unwrap();
+    assert_eq!((world.engine.thaws(), world.engine.restores()), (1, 0));
+    assert_eq!(agent.current_image(), None, "the memory has gone on");
+    world.assert_in_order().await;
+    agent.pause().await.unwrap();
+    agent.make_durable().await.unwrap();
+    agent.make_durable().await.unwrap();
+    agent.hibernate("memory is short").await.unwrap();
+    assert_eq!(
+        world.engine.checkpoints(),
+        2,
+        "one for each time that it was made durable"
+    );
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn what_was_on_disk_is_not_used_once_the_agent_went_on() {
+    let mut world = World::new().await;
+    let agent = world.running("one").await;
+    let id = agent.profile.id.clone();
+    world.engine.remember(&id, "old");
+    agent.pause().await.unwrap();
+    agent.make_durable().await.unwrap();
+    agent.ensure_running().await.unwrap();
+    world.engine.remember(&id, "new");
+    agent.hibernate("asked").await.unwrap();
+    world.engine.reboot();
+    world.restart().await;
+    world.get("one").unwrap().ensure_running().await.unwrap();
+    assert_eq!(world.engine.memory(&id).as_deref(), Some("new"));
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_host_that_dies_right_after_a_thaw_does_not_bring_back_memory_that_the_files_have_left_behind() {
+    let mut world = World::new().await;
+    let agent = world.running("one").await;
+    let id = agent.profile.id.clone();
+    world.engine.remember(&id, "old");
+    agent.pause().await.unwrap();
+    agent.make_durable().await.unwrap();
+    // The thaw is done, the files change, and then the host dies before the thaw is recorded.
+    world.faults.arm(Point::ThawThawed, Action::Hang);
+    let asked = agent.clone();
+    tokio::spawn(async move { asked.ensure_running().await });
+    world.faults.struck().await;
+    world.homes.write(&id, "newer than the memory");
+    world.engine.reboot();
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    assert_eq!(agent.state(), State::Hibernated);
+    agent.ensure_running().await.unwrap();
+    assert_eq!(world.engine.memory(&id).as_deref(), Some(""));
+    assert_eq!(world.homes.content(&id).as_deref(), Some("newer than the memory"));
+    let reason = agent.published().status.reason;
+    assert!(reason.contains("its files have changed"), "{reason}");
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn the_next_daemon_keeps_the_image_of_a_box_that_slept_on() {
+    let mut world = World::new().await;
+    let image = durable(&world).await.current_image().unwrap();
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    assert_eq!(agent.current_image(), Some(image));
+    assert_eq!(agent.state(), State::Standby);
+    let checkpoints = world.engine.checkpoints();
+    agent.hibernate("asked").await.unwrap();
+    assert_eq!(
+        world.engine.checkpoints(),
+        checkpoints,
+        "its memory is on disk already"
+    );
+    world.assert_in_order().await;
+    agent.ensure_running().await.unwrap();
+    assert_eq!(
+        world.engine.memory(&agent.profile.id).as_deref(),
+        Some("a secret")
+    );
+}
+
+#[tokio::test]
+async fn the_next_daemon_uses_no_image_of_a_box_that_went_on_in_between() {
+    let mut world = World::new().await;
+    let agent = durable(&world).await;
+    // It is thawed, which is not recorded, when the daemon dies.
+    world.faults.arm(Point::ThawThawed, Action::Hang);
+    let woken = agent.clone();
+    tokio::spawn(async move { woken.ensure_running().await });
+    world.faults.struck().await;
+    world.engine.remember(&agent.profile.id, "another secret");
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    agent.hibernate("asked").await.unwrap();
+    agent.ensure_running().await.unwrap();
+    assert_eq!(
+        world.engine.memory(&agent.profile.id).as_deref(),
+        Some("another secret")
+    );
+}
+
+#[tokio::test]
+async fn a_box_that_ends_in_its_sleep_is_not_lost_if_its_memory_is_on_disk() {
+    let world = World::new().await;
+    let agent = durable(&world).await;
+    world.engine.kill(&agent.profile.id, "out of memory");
+    reaches(&agent, State::Hibernated).await;
+    assert!(agent.published().status.reason.contains("out of memory"));
+    world.assert_in_order().await;
+    agent.ensure_running().await.unwrap();
+    assert_eq!(
+        world.engine.memory(&agent.profile.id).as_deref(),
+        Some("a secret")
+    );
+}
+
+#[tokio::test]
+async fn what_went_wrong_with_its_memory_is_known_to_the_next_daemon() {
+    let mut world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.fail_next_checkpoint("process 7 uses io_uring");
+    agent.hibernate("asked").await.unwrap_err();
+    let setback = agent.setback();
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    assert!(setback.is_some() && agent.setback() == setback, "{setback:?}");
+}
