@@ -149,13 +149,21 @@ fn every_transition_is_told_to_those_who_follow() -> Result<()> {
     Ok(())
 }
 
+/// Waits until the last event says so, as a freeze and a thaw are recorded a moment later, and counts them all.
+fn told(agent: &Agent, state: &str) -> Result<usize> {
+    harness::eventually(&format!("the last event says {state}"), || {
+        let events = agent.events()?;
+        Ok(events.last().filter(|last| last["to"] == state).map(|_| events.len()))
+    })
+}
+
 fn a_hundred_requests_to_a_sleeping_agent_cause_one_wake() -> Result<()> {
     let server = Server::shared()?;
     let agent = server.agent("wanted")?;
     let secret = secret(&agent)?;
-    for asleep in [Agent::pause, Agent::hibernate] {
+    for (asleep, state) in [(Agent::pause as fn(&Agent) -> Result<()>, "standby"), (Agent::hibernate, "hibernated")] {
         asleep(&agent)?;
-        let before = agent.events()?.len();
+        let before = told(&agent, state)?;
         let health = format!("/v1/agents/{}/guest/health", agent.name);
         std::thread::scope(|scope| {
             let ask = || server.http("GET", &health, b"");
@@ -166,6 +174,7 @@ fn a_hundred_requests_to_a_sleeping_agent_cause_one_wake() -> Result<()> {
                 Ok(())
             })
         })?;
+        told(&agent, "running")?;
         let woken = agent.events()?[before..].iter().filter(|event| event["to"] == "running").count();
         ensure!(woken == 1, "it was woken {woken} times: {:?}", &agent.events()?[before..]);
         ensure!(tell(&agent)? == secret, "its memory is another one");
