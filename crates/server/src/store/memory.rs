@@ -9,10 +9,12 @@ use dorm_engine::network::Policy;
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
-    AgentRecord, BoxChange, BuildRecord, Change, EventRecord, HoldRecord, ImageChange, ImageRecord,
-    KeyRecord, NewAgentRecord, Note, Origin, Profile, Reach, SandboxRecord, SecretRecord, Slots,
-    SnapshotRecord, State, Status, TemplateRecord, VolumeRecord, Workspace,
+    AgentRecord, BuildRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Note,
+    Origin, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord, State, TemplateRecord, VolumeRecord,
+    Workspace,
 };
+
+mod agents;
 
 #[derive(Default)]
 pub(crate) struct MemoryStore(Mutex<Tables>);
@@ -73,21 +75,6 @@ impl MemoryStore {
     }
 }
 
-fn event(tables: &mut Tables, agent: &Id, from: Option<State>, to: &Status, millis: Option<i64>) {
-    let seq = tables.events.last().map_or(1, |event| event.seq + 1);
-    let (agent, reason) = (agent.clone(), to.reason.clone());
-    tables.events.push(EventRecord {
-        seq,
-        agent,
-        time: to.since,
-        from,
-        to: to.state,
-        reason,
-        millis,
-    });
-    tables.commits += 1;
-}
-
 fn missing(kind: &'static str, name: &str) -> StoreError {
     StoreError::NotFound {
         kind,
@@ -98,60 +85,7 @@ fn missing(kind: &'static str, name: &str) -> StoreError {
 #[async_trait]
 impl Store for MemoryStore {
     async fn insert_agent(&self, new: &NewAgentRecord, slots: Slots) -> Result<AgentRecord> {
-        let mut tables = self.tables();
-        let same =
-            |agent: &AgentRecord| agent.profile.workspace == new.workspace && agent.profile.name == new.name;
-        if tables.agents.iter().any(same) {
-            return Err(StoreError::AlreadyExists {
-                kind: "an agent",
-                name: new.name.clone(),
-            });
-        }
-        let kept = || {
-            tables
-                .snapshots
-                .iter()
-                .filter_map(|snapshot| snapshot.origin.as_ref())
-        };
-        let free = |slot: &u32| {
-            let uids = slots.uid_base(*slot);
-            let another = |agent: &AgentRecord| agent.profile.slot != *slot && agent.profile.uid_base != uids;
-            tables.agents.iter().all(another) && kept().all(|origin| origin.uid_base != uids)
-        };
-        let slot = (0..slots.max)
-            .find(free)
-            .ok_or(StoreError::NoSlot { max: slots.max })?;
-        let new = new.clone();
-        let profile = Profile {
-            id: new.id,
-            workspace: new.workspace,
-            name: new.name,
-            template_id: new.template_id,
-            template_name: new.template_name,
-            lifetime: new.lifetime,
-            spec: new.spec,
-            defaults: new.defaults,
-            slot,
-            uid_base: new.uid_base.unwrap_or_else(|| slots.uid_base(slot)),
-            created: new.status.since,
-            damage: None,
-        };
-        let record = AgentRecord {
-            profile,
-            status: new.status,
-            box_record: None,
-            image: new.image,
-            snapshot: None,
-            reach: new.reach,
-            setback: None,
-        };
-        tables.agents.push(record.clone());
-        tables.agents.sort_by_key(|agent| agent.profile.slot);
-        event(&mut tables, &record.profile.id, None, &record.status, None);
-        if let Some(sandbox) = new.sandbox {
-            tables.sandboxes.push((record.profile.id.clone(), sandbox));
-        }
-        Ok(record)
+        self.tables().insert_agent(new, slots)
     }
 
     async fn agents(&self) -> Result<AllAgents> {
@@ -170,38 +104,7 @@ impl Store for MemoryStore {
     }
 
     async fn change_state(&self, change: &Change<'_>) -> Result<()> {
-        let mut tables = self.tables();
-        if tables.fail_changes_to == Some(change.to.state) {
-            let source = sqlx::Error::Io(std::io::Error::other("declared fault"));
-            return Err(StoreError::Database {
-                doing: "recorded a change of state",
-                source,
-            });
-        }
-        let found = tables
-            .agents
-            .iter_mut()
-            .find(|agent| agent.profile.id == *change.agent);
-        let agent = found.ok_or_else(|| missing("agent", change.agent.as_str()))?;
-        agent.status = change.to.clone();
-        match change.box_record {
-            BoxChange::Keep => {}
-            BoxChange::Set(record) => agent.box_record = Some(record.clone()),
-            BoxChange::Clear => agent.box_record = None,
-        }
-        match (change.image, &mut agent.image) {
-            (ImageChange::Stale, Some(image)) => image.current = false,
-            (ImageChange::Clear, image) => *image = None,
-            (ImageChange::Keep, _) | (ImageChange::Stale, None) => {}
-        }
-        event(
-            &mut tables,
-            change.agent,
-            Some(change.from),
-            change.to,
-            change.millis,
-        );
-        Ok(())
+        self.tables().change_state(change)
     }
 
     async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()> {
