@@ -73,7 +73,7 @@ fn an_image_that_is_given_up_leaves_no_strange_files_in_the_home() -> Result<()>
     let server = Server::shared()?;
     let agent = server.agent("traceless")?;
     let dorm = |args: &[&str]| server.dorm(args)?.succeeded().map(drop);
-    for ways in [&["hibernate", "stop"][..], &["pause", "stop"], &["hibernate", "wake"]] {
+    for ways in [&["hibernate", "stop"][..], &["pause", "stop"], &["hibernate", "wake"], &["pause", "snapshot", "hibernate", "wake"]] {
         hold_a_renamed_file(&agent)?;
         for way in ways {
             dorm(&[way, &agent.name])?;

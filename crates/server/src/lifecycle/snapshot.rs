@@ -185,7 +185,13 @@ async fn whole(
     let has_memory = has_box || agent.current_image().is_some();
     let kind = if has_memory { kind } else { SnapshotKind::Files };
     let memory = keep(agent, id, kind, has_box).await?;
-    record(agent, id, label, kind, memory.seal().await?).await
+    let size = memory.seal().await?;
+    if agent.current_image().is_none() {
+        // The image is the snapshot's, as is the copy of the home that it needs.
+        let image = images::path(agent, id);
+        agent.ctx.engine.release(&agent.profile.id, &image).await;
+    }
+    record(agent, id, label, kind, size).await
 }
 
 /// The memory of a snapshot.
