@@ -13,6 +13,7 @@ use crate::harness::{self, Agent, Options, Output, Server};
 harness::tests![
     a_full_disk_leaves_agents_as_they_are_until_there_is_room,
     nothing_is_acknowledged_that_cannot_be_recorded,
+    a_disk_that_is_full_has_room_again_once_something_is_deleted,
 ];
 
 const DISK: u64 = 1 << 30;
@@ -174,6 +175,33 @@ fn nothing_is_acknowledged_that_cannot_be_recorded() -> Result<()> {
     ensure!(agent.sh_text("cat ~/file")? == "kept");
     server.in_order()?;
     for name in server.names()?.iter().filter(|name| **name != agent.name) {
+        server.dorm(&["rm", "--yes", name])?.succeeded()?;
+    }
+    Ok(())
+}
+
+fn a_disk_that_is_full_has_room_again_once_something_is_deleted() -> Result<()> {
+    let server = small_server()?;
+    let (kept, deleted) = (server.agent("kept")?, server.agent("deleted")?);
+    deleted.sh("head -c 64M /dev/urandom > ~/ballast; sync")?.succeeded()?;
+    server.dorm(&["snapshot", &kept.name, "--label", "old", "--files-only"])?.succeeded()?;
+    server.dorm(&["volume", "create", "spare"])?.succeeded()?;
+    let ballast = Ballast::beside(&server)?;
+    ballast.fill(0)?;
+    until_refused(&server, &mut 0)?;
+    server.dorm(&["snapshots", &kept.name, "--delete", "old"])?.succeeded()?;
+    server.dorm(&["volume", "rm", "spare"])?.succeeded()?;
+    server.dorm(&["rm", "--yes", &deleted.name])?.succeeded()?;
+    ensure!(!server.names()?.contains(&deleted.name), "it is still there");
+    // btrfs clears away what was deleted by and by.
+    harness::eventually("there is room again", || {
+        let made = acknowledged(&server.dorm(&["new", "later", "--no-start"])?)?;
+        Ok(made.then_some(()))
+    })?;
+    kept.sh("echo new > ~/file; sync")?.succeeded()?;
+    ballast.remove()?;
+    server.in_order()?;
+    for name in server.names()?.iter().filter(|name| **name != kept.name) {
         server.dorm(&["rm", "--yes", name])?.succeeded()?;
     }
     Ok(())

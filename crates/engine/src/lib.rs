@@ -31,6 +31,7 @@ pub mod host;
 pub mod launch;
 pub mod network;
 mod packet;
+pub mod reserve;
 mod vm;
 
 /// A part of a file that holds one tar archive.

@@ -9,13 +9,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use dorm_engine::Id;
 use dorm_engine::network::Policy;
+use dorm_engine::reserve::Reserve;
 use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 
+use self::room::making_room;
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
     AgentRecord, BuildRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Note,
-    Origin, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, VolumeRecord,
+    Origin, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord, State, TemplateRecord, VolumeRecord,
     Workspace,
 };
 
@@ -26,6 +28,7 @@ mod damage;
 mod damage_tests;
 mod holds;
 mod keys;
+mod room;
 mod rows;
 mod sandboxes;
 mod secrets;
@@ -40,9 +43,12 @@ const READERS: u32 = 2;
 /// would end the daemon by a signal when a disk that copies on write is full.
 const OWN: &str = "unix-excl";
 
+#[derive(Clone)]
 pub struct SqliteStore {
     writer: SqlitePool,
     readers: SqlitePool,
+    /// Beside the database.
+    reserve: Reserve,
 }
 
 impl SqliteStore {
@@ -72,7 +78,13 @@ impl SqliteStore {
             .max_connections(READERS)
             .max_lifetime(None)
             .connect_lazy_with(options.pragma("query_only", "on"));
-        Ok(Self { writer, readers })
+        let store = Self {
+            writer,
+            readers,
+            reserve: Reserve::at(&path.with_extension("reserve")),
+        };
+        store.keep_room();
+        Ok(store)
     }
 }
 
@@ -106,7 +118,10 @@ impl Store for SqliteStore {
     }
 
     async fn change_state(&self, change: &Change<'_>) -> Result<()> {
-        self.do_change_state(change).await
+        match change.to.state {
+            State::Deleting => making_room!(self, self.do_change_state(change)),
+            _ => self.do_change_state(change).await,
+        }
     }
 
     async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()> {
@@ -126,7 +141,7 @@ impl Store for SqliteStore {
     }
 
     async fn delete_agent(&self, id: &Id) -> Result<()> {
-        self.do_delete_agent(id).await
+        making_room!(self, self.do_delete_agent(id))
     }
 
     async fn events(&self, agent: &Id, limit: u32) -> Result<Vec<EventRecord>> {
@@ -176,7 +191,7 @@ impl Store for SqliteStore {
     }
 
     async fn delete_snapshot(&self, id: &Id) -> Result<()> {
-        self.do_delete_snapshot(id).await
+        making_room!(self, self.do_delete_snapshot(id))
     }
 
     async fn sandboxes(&self) -> Result<Vec<(Id, SandboxRecord)>> {
@@ -236,7 +251,7 @@ impl Store for SqliteStore {
     }
 
     async fn delete_template(&self, workspace: &Workspace, id: &Id) -> Result<()> {
-        self.do_delete_template(workspace, id).await
+        making_room!(self, self.do_delete_template(workspace, id))
     }
 
     async fn agents_of_template(&self, id: &Id) -> Result<u64> {
@@ -264,7 +279,7 @@ impl Store for SqliteStore {
     }
 
     async fn delete_volume(&self, workspace: &Workspace, id: &Id) -> Result<()> {
-        self.do_delete_volume(workspace, id).await
+        making_room!(self, self.do_delete_volume(workspace, id))
     }
 
     async fn insert_key(&self, key: &KeyRecord) -> Result<()> {

@@ -290,10 +290,11 @@ pub(super) fn key(row: &SqliteRow) -> Result<KeyRecord> {
 }
 
 fn damaged(kind: &'static str, row: &SqliteRow, columns: Columns<'_>) -> StoreError {
-    let name = row.try_get("name").unwrap_or_default();
+    let names = ["name", "id", "agent"].into_iter();
+    let name = names.filter_map(|column| row.try_get(column).ok()).next();
     StoreError::Damaged {
         kind,
-        name,
+        name: name.unwrap_or_default(),
         why: columns.damage().unwrap_or_else(|| "wrong length".to_owned()),
     }
 }
