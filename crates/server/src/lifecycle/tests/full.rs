@@ -8,37 +8,14 @@ use crate::records::{SnapshotKind, State};
 
 const FULL: EngineError = EngineError::NoSpace { free: 0 };
 
-#[tokio::test]
-async fn a_wake_for_which_there_is_no_room_loses_no_memory() {
+/// Gives what is told of a wake that fails for `error`. The agent sleeps on, and the next wake brings its memory back.
+async fn told_of_a_wake_in_vain(error: EngineError) -> Trouble {
     let world = World::new().await;
     let agent = world.running("one").await;
     world.engine.remember(&agent.profile.id, "a secret");
     agent.hibernate("asked").await.unwrap();
-    world.engine.fail_next_restore(FULL);
+    world.engine.fail_next_restore(error);
     let trouble = agent.ensure_running().await.unwrap_err();
-    assert!(trouble.is_no_space(), "{trouble:?}");
-    assert_eq!(agent.state(), State::Hibernated);
-    world.assert_in_order().await;
-    agent.ensure_running().await.unwrap();
-    assert_eq!(
-        world.engine.memory(&agent.profile.id).as_deref(),
-        Some("a secret")
-    );
-}
-
-#[tokio::test]
-async fn a_machine_that_fails_at_a_wake_is_not_held_against_the_memory() {
-    let world = World::new().await;
-    let agent = world.running("one").await;
-    world.engine.remember(&agent.profile.id, "a secret");
-    agent.hibernate("asked").await.unwrap();
-    let broken = EngineError::io("cannot start criu")(std::io::Error::other("too many open files"));
-    world.engine.fail_next_restore(broken);
-    let trouble = agent.ensure_running().await.unwrap_err();
-    assert!(
-        matches!(&trouble, Trouble::CannotWake(why) if why.contains("too many")),
-        "{trouble:?}"
-    );
     assert_eq!(agent.state(), State::Hibernated);
     assert!(agent.setback().is_none(), "nothing is lost");
     world.assert_in_order().await;
@@ -46,6 +23,23 @@ async fn a_machine_that_fails_at_a_wake_is_not_held_against_the_memory() {
     assert_eq!(
         world.engine.memory(&agent.profile.id).as_deref(),
         Some("a secret")
+    );
+    trouble
+}
+
+#[tokio::test]
+async fn a_wake_for_which_there_is_no_room_loses_no_memory() {
+    let trouble = told_of_a_wake_in_vain(FULL).await;
+    assert!(trouble.is_no_space(), "{trouble:?}");
+}
+
+#[tokio::test]
+async fn a_machine_that_fails_at_a_wake_is_not_held_against_the_memory() {
+    let broken = EngineError::io("cannot start criu")(std::io::Error::other("too many open files"));
+    let trouble = told_of_a_wake_in_vain(broken).await;
+    assert!(
+        matches!(&trouble, Trouble::CannotWake(why) if why.contains("too many")),
+        "{trouble:?}"
     );
 }
 
