@@ -1,12 +1,14 @@
 //! What is compared with what.
 
 use super::report::{Aim, Report};
-use super::{create, crowd, exec, files, host_files, runc, snapshot, spawn, standby, wake};
+use super::{create, crowd, exec, files, host_files, proxy, runc, snapshot, spawn, standby, wake};
 
 const NONE: f64 = f64::INFINITY;
+/// The time that anything takes at seven tenths of another's throughput.
+const SEVEN_TENTHS: f64 = 1.42;
 
 /// Name, what, against what, and what the ratio should be at most.
-const AIMS: [(&str, &str, &str, f64); 15] = [
+const AIMS: [(&str, &str, &str, f64); 20] = [
     ("exec within 3 times of fork+exec", exec::NAME, spawn::FORK, 3.0),
     (
         "create + first exec below runc run",
@@ -73,6 +75,36 @@ const AIMS: [(&str, &str, &str, f64); 15] = [
         wake::HIBERNATE,
         snapshot::DUMP,
         NONE,
+    ),
+    (
+        "small request against a bare reverse proxy",
+        proxy::THROUGH,
+        proxy::BARE,
+        2.0,
+    ),
+    (
+        "upload against a plain file server",
+        proxy::UPLOAD,
+        proxy::PLAIN_UPLOAD,
+        SEVEN_TENTHS,
+    ),
+    (
+        "download against a plain file server",
+        proxy::DOWNLOAD,
+        proxy::PLAIN_DOWNLOAD,
+        SEVEN_TENTHS,
+    ),
+    (
+        "upload against nginx",
+        proxy::UPLOAD,
+        proxy::NGINX_UPLOAD,
+        SEVEN_TENTHS,
+    ),
+    (
+        "download against nginx",
+        proxy::DOWNLOAD,
+        proxy::NGINX_DOWNLOAD,
+        SEVEN_TENTHS,
     ),
     (
         "upload against a plain write",

@@ -1,13 +1,16 @@
 //! `dorm bench`: how fast a running daemon is, beside the bare limits of the machine it runs on.
 
 mod aims;
+mod bare;
 mod create;
 mod crowd;
 mod exec;
 mod files;
 mod host_files;
 mod load;
+mod nginx;
 mod peers;
+mod proxy;
 mod report;
 mod runc;
 mod snapshot;
@@ -68,6 +71,8 @@ enum What {
     Exec,
     /// Upload and download a file
     Files,
+    /// Requests and files through the daemon, beside a bare reverse proxy and a plain file server
+    Proxy,
     /// Start /bin/true on the host
     Spawn,
     /// Run /bin/true by runc on the same root filesystem
@@ -90,9 +95,10 @@ enum What {
     Peers,
 }
 
-const ALL: [What; 13] = [
+const ALL: [What; 14] = [
     What::Spawn,
     What::Exec,
+    What::Proxy,
     What::Runc,
     What::Create,
     What::Standby,
@@ -159,6 +165,7 @@ impl Bench {
             let measured = match what {
                 What::Create => vec![create::measure(self).await?],
                 What::Exec => vec![exec::measure(self).await?],
+                What::Proxy => proxy::measure(self).await?,
                 What::Files => files::measure(self).await?,
                 What::Spawn => spawn::measure(self.runs)?,
                 What::Runc => vec![runc::measure(&self.data, &self.template, self.runs)?],
