@@ -167,7 +167,7 @@ fn store_error(error: &StoreError) -> ApiError {
             answer.hint("`dorm template ls` shows the templates; `dorm template build` makes one")
         }
         StoreError::AlreadyExists { .. } => answer.hint("choose another name, or delete that one first"),
-        StoreError::NoSlot { .. } => answer.hint("delete agents, or raise max_slots in the configuration"),
+        StoreError::NoSlot { .. } => answer.hint("delete agents, or raise max_agents in the configuration"),
         StoreError::Database { .. } => answer.hint("the daemon's log says more; is the disk full?"),
         StoreError::NotFound { .. } | StoreError::Damaged { .. } | StoreError::Migrate(_) => answer,
     }
