@@ -31,7 +31,7 @@ const IDLE: Duration = Duration::from_secs(120);
 /// From the connection to the end of the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(15);
 /// Of the head of a request, and of what is read of a body at once.
-const MOST_BUFFERED: usize = 64 * 1024;
+const MOST_BUFFERED: usize = 256 * 1024;
 const MOST_STREAMS: u32 = 256;
 /// What one stream, and one connection, may have under way before its reader has taken it.
 const STREAM_WINDOW: u32 = 1 << 20;

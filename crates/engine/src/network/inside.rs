@@ -23,6 +23,8 @@ use crate::{EngineError, Result};
 /// The kernel's routing table of own addresses.
 const LOCAL_TABLE: u32 = 255;
 const CONNECT: Duration = Duration::from_secs(10);
+/// Of a connection to a guest.
+const SEND_BUFFER: usize = 1 << 20;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -80,6 +82,8 @@ impl Inside {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
             let address = rustix::net::SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+            // With more under way, an upload needs fewer turns of the two that pass it on.
+            let _ = rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, SEND_BUFFER);
             rustix::net::connect(&socket, &address)?;
             Ok(UnixStream::from(socket))
         })

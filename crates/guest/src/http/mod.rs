@@ -11,6 +11,7 @@ mod upload;
 
 use std::convert::Infallible;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,10 +28,13 @@ use crate::files;
 use crate::log::log;
 use crate::run::{self, Runs};
 use crate::settings::Settings;
+use crate::sys;
 use body::{Body, Failure};
 
 /// Longest request of the RPC services. Files go another way.
 const MAX_MESSAGE: usize = 8 << 20;
+/// With more under way, a download needs fewer turns of the two that pass it on.
+const SEND_BUFFER: i32 = 1 << 20;
 
 #[derive(Clone)]
 pub(crate) struct Server {
@@ -67,7 +71,10 @@ impl Server {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) if only_outside && !is_outside(&stream) => drop(stream),
-                Ok((stream, _)) => drop(tokio::spawn(self.clone().connection(stream))),
+                Ok((stream, _)) => {
+                    sys::set_send_buffer(stream.as_fd(), SEND_BUFFER);
+                    drop(tokio::spawn(self.clone().connection(stream)));
+                }
                 Err(e) => {
                     log!("accept: {e}");
                     tokio::time::sleep(Duration::from_millis(50)).await;

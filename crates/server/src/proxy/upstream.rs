@@ -25,7 +25,7 @@ use super::route::GUEST_PORT;
 use crate::lifecycle::{Agent, Link, Links, Registry};
 
 /// Of what is read from a box at once, and so of the head of an answer.
-const MOST_BUFFERED: usize = 64 * 1024;
+const MOST_BUFFERED: usize = 256 * 1024;
 /// Between two tries to reach a server that is still coming up.
 const RETRY: Duration = Duration::from_millis(50);
 
