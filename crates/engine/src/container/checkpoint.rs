@@ -189,9 +189,10 @@ impl Container {
                 return Err(EngineError::BadImage(reason));
             }
             let checked = began.elapsed();
-            Still::unmark(image).map_err(EngineError::io("cannot mark the memory image as used"))?;
             inside.own_every_address(netns, false).await?;
             renew(pid, &spec.hostname).map_err(EngineError::io("cannot give the box its identity"))?;
+            // The last step before it runs: a daemon that dies earlier takes CRIU, and with it the box, along.
+            Still::unmark(image).map_err(EngineError::io("cannot mark the memory image as used"))?;
             let restored = restoring.finish().await;
             tracing::debug!(id = %spec.id, ?started, ?namespaces, ?network, ?memory, ?checked, done = ?began.elapsed(), "restored");
             restored
