@@ -6,21 +6,24 @@ use super::{Agent, World, lag, reaches};
 use crate::faults::{Action, Point};
 use crate::records::State;
 
-async fn durable(world: &World) -> Arc<Agent> {
+/// An agent with this memory.
+async fn durable(world: &World, memory: &str) -> Arc<Agent> {
     let agent = world.running("one").await;
-    world.engine.remember(&agent.profile.id, "a secret");
+    world.engine.remember(&agent.profile.id, memory);
     agent.pause().await.unwrap();
     agent.make_durable().await.unwrap();
     lag::catch_up(&agent).await;
     agent
 }
 
+fn assert_remembers(world: &World, agent: &Agent, memory: &str) {
+    assert_eq!(world.engine.memory(&agent.profile.id).as_deref(), Some(memory));
+}
+
 #[tokio::test]
 async fn a_durable_agent_in_standby_wakes_by_a_thaw_and_gives_up_its_ram_for_free() {
     let world = World::new().await;
-    let agent = world.running("one").await;
-    agent.pause().await.unwrap();
-    agent.make_durable().await.unwrap();
+    let agent = durable(&world, "").await;
     assert_eq!(agent.state(), State::Standby);
     world.assert_in_order().await;
     agent.ensure_running().await.unwrap();
@@ -42,11 +45,8 @@ async fn a_durable_agent_in_standby_wakes_by_a_thaw_and_gives_up_its_ram_for_fre
 #[tokio::test]
 async fn what_was_on_disk_is_not_used_once_the_agent_went_on() {
     let mut world = World::new().await;
-    let agent = world.running("one").await;
+    let agent = durable(&world, "old").await;
     let id = agent.profile.id.clone();
-    world.engine.remember(&id, "old");
-    agent.pause().await.unwrap();
-    agent.make_durable().await.unwrap();
     agent.ensure_running().await.unwrap();
     world.engine.remember(&id, "new");
     agent.hibernate("asked").await.unwrap();
@@ -60,11 +60,8 @@ async fn what_was_on_disk_is_not_used_once_the_agent_went_on() {
 #[tokio::test]
 async fn a_host_that_dies_right_after_a_thaw_does_not_bring_back_memory_that_the_files_have_left_behind() {
     let mut world = World::new().await;
-    let agent = world.running("one").await;
+    let agent = durable(&world, "old").await;
     let id = agent.profile.id.clone();
-    world.engine.remember(&id, "old");
-    agent.pause().await.unwrap();
-    agent.make_durable().await.unwrap();
     // The thaw is done, the files change, and then the host dies before the thaw is recorded.
     world.faults.arm(Point::ThawThawed, Action::Hang);
     let asked = agent.clone();
@@ -86,7 +83,7 @@ async fn a_host_that_dies_right_after_a_thaw_does_not_bring_back_memory_that_the
 #[tokio::test]
 async fn the_next_daemon_keeps_the_image_of_a_box_that_slept_on() {
     let mut world = World::new().await;
-    let image = durable(&world).await.current_image().unwrap();
+    let image = durable(&world, "a secret").await.current_image().unwrap();
     world.restart().await;
     let agent = world.get("one").unwrap();
     assert_eq!(agent.current_image(), Some(image));
@@ -100,16 +97,13 @@ async fn the_next_daemon_keeps_the_image_of_a_box_that_slept_on() {
     );
     world.assert_in_order().await;
     agent.ensure_running().await.unwrap();
-    assert_eq!(
-        world.engine.memory(&agent.profile.id).as_deref(),
-        Some("a secret")
-    );
+    assert_remembers(&world, &agent, "a secret");
 }
 
 #[tokio::test]
 async fn the_next_daemon_uses_no_image_of_a_box_that_went_on_in_between() {
     let mut world = World::new().await;
-    let agent = durable(&world).await;
+    let agent = durable(&world, "a secret").await;
     // It is thawed, which is not recorded, when the daemon dies.
     world.faults.arm(Point::ThawThawed, Action::Hang);
     let woken = agent.clone();
@@ -120,25 +114,19 @@ async fn the_next_daemon_uses_no_image_of_a_box_that_went_on_in_between() {
     let agent = world.get("one").unwrap();
     agent.hibernate("asked").await.unwrap();
     agent.ensure_running().await.unwrap();
-    assert_eq!(
-        world.engine.memory(&agent.profile.id).as_deref(),
-        Some("another secret")
-    );
+    assert_remembers(&world, &agent, "another secret");
 }
 
 #[tokio::test]
 async fn a_box_that_ends_in_its_sleep_is_not_lost_if_its_memory_is_on_disk() {
     let world = World::new().await;
-    let agent = durable(&world).await;
+    let agent = durable(&world, "a secret").await;
     world.engine.kill(&agent.profile.id, "out of memory");
     reaches(&agent, State::Hibernated).await;
     assert!(agent.published().status.reason.contains("out of memory"));
     world.assert_in_order().await;
     agent.ensure_running().await.unwrap();
-    assert_eq!(
-        world.engine.memory(&agent.profile.id).as_deref(),
-        Some("a secret")
-    );
+    assert_remembers(&world, &agent, "a secret");
 }
 
 #[tokio::test]

@@ -83,18 +83,15 @@ async fn a_damaged_row_of_any_table_hurts_nobody_else() {
         known.collect()
     );
 
-    let whole = store
-        .insert_agent(&new_agent("whole"), SLOTS)
-        .await
-        .unwrap()
-        .profile
-        .id;
-    let hurt = store
-        .insert_agent(&new_agent("hurt"), SLOTS)
-        .await
-        .unwrap()
-        .profile
-        .id;
+    let insert = async |name| {
+        store
+            .insert_agent(&new_agent(name), SLOTS)
+            .await
+            .unwrap()
+            .profile
+            .id
+    };
+    let (whole, hurt) = (insert("whole").await, insert("hurt").await);
     for sql in ROWS.iter().flat_map(|(_, rows)| *rows) {
         let sql = sql
             .replace("WHOLE", whole.as_str())
