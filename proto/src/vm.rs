@@ -54,6 +54,9 @@ pub enum Order {
     Stop,
     /// Which TCP ports are listened on.
     Listening,
+    /// Everything on the root disk as a tar archive, in chunks behind their lengths in four bytes. One of length zero is the last;
+    /// the answer behind it says whether the archive is whole.
+    Archive,
     /// The stream becomes a connection to the guest's server. Not answered.
     Guest,
     /// The stream becomes a connection to a port of the loopback, once that is answered.

@@ -18,6 +18,7 @@ harness::tests![
     a_daemon_that_dies_while_an_agent_goes_to_sleep_or_wakes_loses_nothing_of_it,
     a_daemon_that_dies_in_a_snapshot_or_a_fork_loses_nothing_and_leaves_nothing,
     a_daemon_that_dies_in_a_rollback_leaves_one_of_the_two_whole,
+    a_daemon_that_dies_while_an_agent_gets_another_isolation_leaves_its_files_whole,
 ];
 
 /// What passes through a point.
@@ -42,14 +43,17 @@ enum Act {
     DeleteSnapshot,
     Fork,
     RollBack,
+    /// From a container to a virtual machine.
+    Convert,
 }
 
 /// The acts of each test.
-const GROUPS: [&[Act]; 4] = [
+const GROUPS: [&[Act]; 5] = [
     &[Act::Create, Act::CreateEphemeral, Act::Start, Act::Stop, Act::StopAsleep, Act::Settle, Act::Delete],
     &[Act::Pause, Act::Thaw, Act::Hibernate, Act::Wake, Act::WakeInVain],
     &[Act::MakeDurable, Act::Snapshot, Act::DeleteSnapshot, Act::Fork],
     &[Act::RollBack],
+    &[Act::Convert],
 ];
 
 /// Nothing goes to sleep by itself, but what sleeps is soon on disk too.
@@ -86,6 +90,11 @@ fn acts_of(point: Point) -> &'static [Act] {
         | Point::RollBackMemoryBack
         | Point::RollBackMoved
         | Point::RollBackFinished => &[Act::RollBack],
+        Point::ConvertRecorded
+        | Point::ConvertBoxGone
+        | Point::ConvertHomeMade
+        | Point::ConvertMoved
+        | Point::ConvertFinished => &[Act::Convert],
         Point::ForkHomeMade | Point::ForkImageMade | Point::ForkRecorded | Point::ForkMade => &[Act::Fork],
         Point::DeleteRecorded
         | Point::DeleteBoxGone
@@ -125,6 +134,13 @@ fn a_daemon_that_dies_in_a_snapshot_or_a_fork_loses_nothing_and_leaves_nothing()
 fn a_daemon_that_dies_in_a_rollback_leaves_one_of_the_two_whole() -> Result<()> {
     let stage = Stage::set(CALM)?;
     stage.play(GROUPS[3])
+}
+
+fn a_daemon_that_dies_while_an_agent_gets_another_isolation_leaves_its_files_whole() -> Result<()> {
+    crate::vm::needs_machines()?;
+    let stage = Stage::set(CALM)?;
+    crate::vm::import_small(&stage.server)?;
+    stage.play(GROUPS[4])
 }
 
 /// Holds a word in its memory alone, and tells it, or takes another.
@@ -188,6 +204,7 @@ impl Stage {
             Act::Start | Act::Stop | Act::StopAsleep | Act::Settle | Act::Delete | Act::WakeInVain => {
                 Some(server.agent("passing")?)
             }
+            Act::Convert => Some(server.agent_with("passing", &["-T", "small", "--memory", "256M", "--cpus", "1"])?),
             _ => None,
         };
         let scene = Scene { server, keeper: &self.keeper, passing, word };
@@ -225,6 +242,7 @@ impl Stage {
             | Act::MakeDurable
             | Act::Hibernate
             | Act::Snapshot
+            | Act::Convert
             | Act::Fork => {}
         }
         Ok(scene)
@@ -275,6 +293,7 @@ impl Scene<'_> {
             }
             Act::Fork => post("fork", json!({ "name": COPY }))?,
             Act::RollBack => post("rollback", json!({ "snapshot": "old" }))?,
+            Act::Convert => self.call("PATCH", &format!("/{name}"), &json!({ "isolation": "vm" }))?,
         };
         Ok(())
     }
@@ -297,7 +316,7 @@ impl Scene<'_> {
             (Act::WakeInVain, _) => &["hibernated"],
             // Finished as a stop: what it was is in a snapshot.
             (Act::RollBack, Point::RollBackFinished) => &["hibernated"],
-            (Act::RollBack, _) => &["stopped"],
+            (Act::RollBack | Act::Convert, _) => &["stopped"],
             (Act::Create | Act::CreateEphemeral | Act::Snapshot | Act::DeleteSnapshot | Act::Fork, _) => &["running"],
         };
         let legal = match &state {
@@ -315,6 +334,12 @@ impl Scene<'_> {
             Act::Start | Act::Stop | Act::StopAsleep | Act::Settle => self.has_file(&self.word),
             Act::WakeInVain => self.verify_loss(),
             Act::RollBack => self.verify_rollback(point),
+            Act::Convert => {
+                let moved = matches!(point, Point::ConvertMoved | Point::ConvertFinished);
+                let shown = self.agent().show()?;
+                ensure!(shown["isolation"] == if moved { "vm" } else { "container" }, "{shown}");
+                self.has_file(&self.word)
+            }
             Act::Pause | Act::Thaw | Act::MakeDurable | Act::Hibernate | Act::Wake => self.has_all(self.agent()),
             Act::Snapshot | Act::DeleteSnapshot => {
                 let there = self.snapshot_of(if act == Act::Snapshot { "kept" } else { "old" })?;

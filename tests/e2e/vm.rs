@@ -15,10 +15,11 @@ harness::tests![
     forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole,
     a_file_named_as_a_machines_disk_is_a_file_of_the_machine,
     a_machine_without_what_it_needs_is_refused_with_the_reason,
+    an_agent_keeps_its_files_whatever_isolation_it_gets,
 ];
 
 /// Where `scripts/setup-vm` found no QEMU to be had, it said so, and there is nothing to test.
-fn needs_machines() -> Result<()> {
+pub(crate) fn needs_machines() -> Result<()> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let mut folders = std::env::split_paths(&folders).chain(["/usr/bin".into()]);
     let qemu = folders.any(|folder| folder.join("qemu-system-x86_64").is_file());
@@ -27,6 +28,12 @@ fn needs_machines() -> Result<()> {
         return Ok(());
     }
     Err(Skip("virtual machines are not set up here; see scripts/setup-vm".to_owned()).into())
+}
+
+/// A template of a few megabytes, `small`, so that what is done to all files is soon done.
+pub(crate) fn import_small(server: &Arc<Server>) -> Result<()> {
+    let archive = harness::tar(&harness::rootfs()?)?;
+    server.dorm_with_input(&["template", "import", "small", "-"], &archive)?.succeeded().map(drop)
 }
 
 fn machine(server: &Arc<Server>, label: &str) -> Result<Agent> {
@@ -231,5 +238,81 @@ fn a_machine_without_what_it_needs_is_refused_with_the_reason() -> Result<()> {
     server.dorm(&["volume", "rm", &volume])?.succeeded()?;
     ensure!(refused.code != 0 && format!("{refused}").contains("they cannot mount volumes"), "{refused}");
     ensure!(!server.names()?.contains(&name), "it was made");
+    Ok(())
+}
+
+/// Makes files of all kinds that a home can hold.
+const MAKE_FILES: &str = r#"
+import os
+os.makedirs('/srv/kept/.wh.folder', mode=0o2750)
+os.chdir('/srv/kept')
+open('text', 'w').write('text')
+os.chown('text', 1234, 4321)
+os.chmod('text', 0o4751)
+os.setxattr('text', 'user.note', b'a\nnote\0')
+os.utime('text', ns=(1, 1234567890000000000))
+os.link('text', 'other')
+os.symlink('.//text/../strange', 'link')
+os.mkfifo('pipe')
+with open('holes', 'wb') as f:
+    f.seek(1 << 32)
+    f.write(b'end')
+open('/srv/kept/.wh.folder/' + 'n' * 200, 'w').write('n')
+"#;
+
+/// Tells everything about them.
+const TELL_FILES: &str = r#"
+import hashlib, os
+for folder, folders, files in sorted(os.walk('/srv/kept')):
+    for name in sorted(folders + files):
+        path = os.path.join(folder, name)
+        s = os.lstat(path)
+        said = [path, oct(s.st_mode), s.st_uid, s.st_gid, name in folders or s.st_nlink, s.st_mtime_ns if name == 'text' else 0]
+        if os.path.isfile(path):
+            said += [s.st_size, s.st_blocks < 2048, os.listxattr(path) and os.getxattr(path, 'user.note')]
+            with open(path, 'rb') as f:
+                f.seek(max(0, s.st_size - 100))
+                said.append(hashlib.sha256(f.read()).hexdigest())
+        if os.path.islink(path): said.append(os.readlink(path))
+        print(said)
+"#;
+
+fn an_agent_keeps_its_files_whatever_isolation_it_gets() -> Result<()> {
+    needs_machines()?;
+    let server = Server::shared()?;
+    let agent = server.agent_with("moving", &["--memory", "256M", "--cpus", "1"])?;
+    let set = |isolation: &str| server.dorm(&["set", &agent.name, "--isolation", isolation]);
+    agent.python(MAKE_FILES)?.succeeded()?;
+    let told = agent.python(TELL_FILES)?.text()?;
+    ensure!(told.lines().count() == 7 && told.contains("a\\nnote"), "{told}");
+    let snapshot = server.dorm(&["snapshot", &agent.name])?.text()?;
+    agent.sh("echo only here > /dev/shm/memory")?.succeeded()?;
+
+    set("vm")?.succeeded()?;
+    let shown = agent.show()?;
+    ensure!(shown["isolation"] == "vm" && shown["state"] == "running", "{shown}");
+    ensure!(agent.sh_text("uname -v")?.trim() != rustix::system::uname().version().to_string_lossy());
+    let now = agent.python(TELL_FILES)?.text()?;
+    ensure!(now == told, "its files were\n{told}\nand are\n{now}");
+    ensure!(agent.sh("test -e /dev/shm/memory")?.code != 0, "its memory cannot have been kept");
+    // Memory of the one is nothing to the other.
+    let refused = server.dorm(&["rollback", &agent.name, snapshot.trim()])?;
+    ensure!(refused.code != 0 && format!("{refused}").contains("isolation container"), "{refused}");
+    ensure!(agent.state()? == "running");
+    agent.root("echo new > /srv/kept/new; mknod /srv/device b 7 0; sync")?.succeeded()?;
+
+    set("container")?.succeeded()?;
+    let shown = agent.show()?;
+    ensure!(shown["isolation"] == "container" && shown["state"] == "running", "{shown}");
+    ensure!(agent.root_text("cat /srv/kept/new && rm /srv/kept/new; ls -A /lost+found /srv 2>&1")?.contains("new"));
+    let now = agent.python(TELL_FILES)?.text()?;
+    ensure!(now == told, "its files were\n{told}\nand are\n{now}");
+    let events = agent.events()?;
+    let left_out = |event: &&serde_json::Value| event["reason"].as_str().is_some_and(|why| why.contains("device nodes"));
+    ensure!(events.iter().any(|event| left_out(&event)), "nobody says that a device was left out: {events:?}");
+    // What was taken with this isolation is as good as ever.
+    server.dorm(&["rollback", &agent.name, snapshot.trim()])?.succeeded()?;
+    let now = agent.python(TELL_FILES)?.text()?;
+    ensure!(now == told, "its files were\n{told}\nand are\n{now}");
     Ok(())
 }

@@ -71,7 +71,7 @@ impl Engines {
         let host = Arc::new(Host::open(config, pool).await?);
         Ok(Self {
             container: Container::open(config, Arc::clone(&host)).await?,
-            vm: Vm::open(Arc::clone(&host)),
+            vm: Vm::open(Arc::clone(&host))?,
             host,
         })
     }
@@ -120,7 +120,36 @@ impl Engines {
 #[async_trait]
 impl Engine for Engines {
     async fn start(&self, spec: &BoxSpec) -> Result<BoxRecord> {
-        self.engine(spec.isolation)?.start(spec).await
+        let engine = self.engine(spec.isolation)?;
+        // It may have been given another isolation, or another home.
+        for left_out in self.convert(spec).await? {
+            tracing::warn!(id = %spec.id, what = left_out, "not all files of the machine are files of the home");
+        }
+        engine.start(spec).await
+    }
+
+    async fn convert(&self, spec: &BoxSpec) -> Result<Vec<String>> {
+        self.engine(spec.isolation)?;
+        spec.isolation.fits(&spec.volumes)?;
+        if self.host.live(&spec.id).is_ok() {
+            return Err(EngineError::AlreadyRunning(spec.id.clone()));
+        }
+        let pool = &self.host.pool;
+        match spec.isolation {
+            Isolation::Vm => {
+                let made = pool.prepare_machine(&spec.id, spec.uid_base, spec.limits.disk);
+                made.await.map(|()| Vec::new())
+            }
+            Isolation::Container | Isolation::Gvisor if pool.is_machine(&spec.id)? => {
+                self.vm.make_files(spec).await
+            }
+            Isolation::Container | Isolation::Gvisor => Ok(Vec::new()),
+        }
+    }
+
+    async fn set_memory_aside(&self, id: &Id) -> Result<()> {
+        let aside = self.host.pool.set_memory_aside(id);
+        aside.map_err(EngineError::io("cannot keep the memory that cannot be used"))
     }
 
     async fn adopt(&self, spec: &BoxSpec, record: &BoxRecord) -> Result<bool> {

@@ -94,6 +94,16 @@ impl FakeEngine {
         self.world().fail_restores.push(error);
     }
 
+    /// The next home that is to get another form cannot.
+    pub fn fail_next_conversion(&self, error: EngineError) {
+        self.world().fail_conversions.push(error);
+    }
+
+    /// What homes were converted for.
+    pub fn conversions(&self) -> Vec<Isolation> {
+        self.world().conversions.clone()
+    }
+
     /// Memory images can be neither made nor brought back here, for this reason.
     pub fn cannot_checkpoint(&self, reason: &str) {
         self.world().cannot_checkpoint = Some(reason.to_owned());
@@ -227,6 +237,15 @@ impl Engine for FakeEngine {
             return Err(EngineError::AlreadyRunning(spec.id.clone()));
         }
         Ok(world.add(spec, String::new()))
+    }
+
+    async fn convert(&self, spec: &BoxSpec) -> Result<Vec<String>> {
+        let mut world = self.world();
+        if let Some(error) = world.fail_conversions.pop() {
+            return Err(error);
+        }
+        world.conversions.push(spec.isolation);
+        Ok(Vec::new())
     }
 
     async fn adopt(&self, spec: &BoxSpec, record: &BoxRecord) -> Result<bool> {

@@ -140,6 +140,26 @@ impl Isolation {
             Self::Vm => "vm",
         }
     }
+
+    /// Whether boxes of this kind can mount these volumes. The error says why not.
+    pub fn fits(self, volumes: &[VolumeMount]) -> Result<()> {
+        match self {
+            Self::Vm if !volumes.is_empty() => Err(EngineError::NoEngine {
+                isolation: self,
+                reason: "they cannot mount volumes; an agent with volumes needs another isolation".to_owned(),
+            }),
+            Self::Container | Self::Gvisor | Self::Vm => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Isolation {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|isolation| isolation.as_str() == text);
+        found.ok_or_else(|| format!("`{text}` is no isolation"))
+    }
 }
 
 impl fmt::Display for Isolation {
@@ -334,8 +354,18 @@ pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 /// fit, and never leaves half a box behind.
 #[async_trait]
 pub trait Engine: Send + Sync + 'static {
-    /// Brings up a box on the home of `spec.id` and returns when its guest answers.
+    /// Brings up a box on the home of `spec.id` and returns when its guest answers. A home in the form of another isolation is
+    /// converted first.
     async fn start(&self, spec: &BoxSpec) -> Result<BoxRecord>;
+
+    /// Gives the home of `spec.id` the form that boxes of `spec.isolation` run on, with all its files. No box may run on it. A
+    /// crash leaves either form, whole. Gives what had to be left out, in words.
+    async fn convert(&self, spec: &BoxSpec) -> Result<Vec<String>>;
+
+    /// Keeps what there is of a memory in the home of `id` that cannot be used, for people to look at.
+    async fn set_memory_aside(&self, _id: &Id) -> Result<()> {
+        Ok(())
+    }
 
     /// Takes charge of a box that an earlier daemon started. `false` if it is no longer there;
     /// its remains are then removed as by [`Engine::sweep`].

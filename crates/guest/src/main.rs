@@ -11,6 +11,7 @@
 //! here may stand in the way of a memory image: no io_uring, and no descriptor that leads out of the box.
 
 mod boot;
+mod chunks;
 mod files;
 mod http;
 mod identity;

@@ -84,6 +84,12 @@ points! {
     RollBackMoved => "rollback/moved",
     RollBackFinished => "rollback/finished",
 
+    ConvertRecorded => "convert/recorded",
+    ConvertBoxGone => "convert/box-gone",
+    ConvertHomeMade => "convert/home-made",
+    ConvertMoved => "convert/moved",
+    ConvertFinished => "convert/finished",
+
     ForkHomeMade => "fork/home-made",
     ForkImageMade => "fork/image-made",
     ForkRecorded => "fork/recorded",

@@ -273,6 +273,8 @@ pub struct SnapshotRecord {
     pub kind: SnapshotKind,
     /// The snapshot that the agent was at before.
     pub parent: Option<Id>,
+    /// What the agent had then: its memory is of no use with another.
+    pub isolation: Isolation,
     /// Bytes of its memory image.
     pub size: u64,
     /// Only of a snapshot that outlives its agent.

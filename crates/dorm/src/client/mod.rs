@@ -139,16 +139,25 @@ impl Client {
     }
 
     pub(crate) async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
-        let request = self
-            .request(Method::POST, path)
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(full(serde_json::to_vec(body)?))?;
-        self.read(request).await
+        self.tell(Method::POST, path, body).await
     }
 
     pub(crate) async fn put<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
+        self.tell(Method::PUT, path, body).await
+    }
+
+    pub(crate) async fn patch<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
+        self.tell(Method::PATCH, path, body).await
+    }
+
+    async fn tell<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T> {
         let request = self
-            .request(Method::PUT, path)
+            .request(method, path)
             .header(header::CONTENT_TYPE, "application/json")
             .body(full(serde_json::to_vec(body)?))?;
         self.read(request).await

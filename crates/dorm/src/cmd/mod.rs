@@ -20,6 +20,7 @@ pub(crate) mod ports;
 pub(crate) mod ps;
 pub(crate) mod rm;
 pub(crate) mod serve;
+pub(crate) mod set;
 pub(crate) mod shell;
 pub(crate) mod show;
 pub(crate) mod snapshot;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::sync::watch;
 
-use crate::{BoxExit, BoxRecord, BoxSpec, EngineError, Id, Result};
+use crate::{BoxExit, BoxRecord, BoxSpec, EngineError, Id, Isolation, Result};
 
 #[derive(Default)]
 pub(super) struct World {
@@ -15,6 +15,8 @@ pub(super) struct World {
     pub(super) fail_thaws: Vec<String>,
     pub(super) fail_checkpoints: Vec<String>,
     pub(super) fail_restores: Vec<EngineError>,
+    pub(super) fail_conversions: Vec<EngineError>,
+    pub(super) conversions: Vec<Isolation>,
     pub(super) cannot_checkpoint: Option<String>,
     pub(super) starts: u64,
     pub(super) stops: u64,

@@ -38,6 +38,8 @@ const GROWTH_CHECK: Duration = Duration::from_secs(2);
 pub struct Pool {
     filesystem: Arc<Filesystem>,
     launcher: PathBuf,
+    /// Held while the disk of a template is made.
+    making: machine::Making,
 }
 
 impl Pool {
@@ -62,6 +64,7 @@ impl Pool {
         let pool = Self {
             filesystem,
             launcher: launcher.to_owned(),
+            making: machine::Making::default(),
         };
         pool.sweep_incoming();
         pool.sweep_groups();
@@ -208,7 +211,14 @@ impl Homes for Pool {
     }
 
     async fn unpack(&self, id: &Id, uid_base: u32, layer: crate::Layer, log: LogSink) -> Result<()> {
-        crate::launch::unpack(&self.launcher, &self.home_path(id), uid_base, layer, log).await
+        let home = self.home_path(id);
+        let unpacked =
+            crate::launch::unpack(&self.launcher, &home, uid_base, layer, unpack::Names::OfLayer).await?;
+        for warning in unpacked.warnings {
+            let _ = log.send(format!("warning: {warning}"));
+        }
+        let _ = log.send(format!("{} entries", unpacked.entries));
+        Ok(())
     }
 
     async fn seal(&self, id: &Id) -> Result<()> {

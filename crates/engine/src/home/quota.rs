@@ -33,10 +33,29 @@ impl Pool {
         if !self.filesystem.counts_simply() {
             return btrfs::limit(pool, Counted::Subvolume(subvolume), disk);
         }
+        self.join(subvolume, id)?;
+        btrfs::limit(pool, Counted::Group(group(id)), disk)
+    }
+
+    /// For a home that is to take the place of one that has a limit: it counts as well, and together they may hold what that
+    /// one may. Where homes are counted one by one, it may hold `disk` bytes.
+    pub(super) fn limit_beside(&self, home: &File, id: &Id, disk: u64) -> io::Result<()> {
+        let subvolume = btrfs::subvolume_id(home.as_fd())?;
+        match self.filesystem.counts_simply() {
+            true => self.join(subvolume, id),
+            false => btrfs::limit(
+                self.filesystem.directory.as_fd(),
+                Counted::Subvolume(subvolume),
+                disk,
+            ),
+        }
+    }
+
+    fn join(&self, subvolume: u64, id: &Id) -> io::Result<()> {
+        let pool = self.filesystem.directory.as_fd();
         // Another daemon on the same filesystem may just sweep the group that nobody has joined yet.
         btrfs::join_group(pool, subvolume, group(id))
-            .or_else(|_| btrfs::join_group(pool, subvolume, group(id)))?;
-        btrfs::limit(pool, Counted::Group(group(id)), disk)
+            .or_else(|_| btrfs::join_group(pool, subvolume, group(id)))
     }
 
     pub(super) fn measure(&self, id: &Id) -> Result<HomeUsage> {

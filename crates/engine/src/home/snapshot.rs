@@ -78,7 +78,7 @@ impl Pool {
     }
 
     pub(super) fn exchange_home(&self, id: &Id) -> Result<()> {
-        let failed = || EngineError::io("cannot put the snapshot in the home's place");
+        let failed = || EngineError::io("cannot put another home in its place");
         let homes = self.directory("homes")?;
         rustix::fs::renameat_with(
             &homes,
@@ -111,7 +111,7 @@ impl Pool {
             .map_err(EngineError::io("cannot tell whether the home changed"))
     }
 
-    pub(super) fn open_home(&self, id: &Id) -> Result<File> {
+    pub(crate) fn open_home(&self, id: &Id) -> Result<File> {
         match File::open(self.home_path(id)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Err(EngineError::NoHome(id.clone())),
             opened => opened.map_err(EngineError::io("cannot open the home")),
@@ -135,6 +135,6 @@ impl Pool {
     }
 }
 
-fn staged(id: &Id) -> String {
+pub(super) fn staged(id: &Id) -> String {
     format!("incoming-{id}")
 }

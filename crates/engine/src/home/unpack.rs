@@ -104,17 +104,27 @@ impl UnpackError {
 
 pub type Result<T, E = UnpackError> = std::result::Result<T, E>;
 
-/// Applies `layer` to the root of the calling process.
-pub fn apply_layer(layer: impl Read) -> Result<Applied> {
-    apply_layer_at(Path::new("/"), layer)
+/// What the names in an archive mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Names {
+    /// Some hide what the layers below have.
+    OfLayer,
+    /// Each is that of a file.
+    OfFiles,
 }
 
 /// Applies `layer` to the tree below `root`.
 pub fn apply_layer_at(root: &Path, layer: impl Read) -> Result<Applied> {
+    apply_at(root, layer, Names::OfLayer)
+}
+
+/// Applies `archive` to the tree below `root`.
+pub fn apply_at(root: &Path, archive: impl Read, names: Names) -> Result<Applied> {
     let tree = Tree::open(root).map_err(|e| applying("open", b"", e))?;
-    let mut reader = TarReader::new(layer)?;
+    let mut reader = TarReader::new(archive)?;
     let mut apply = Apply {
         tree,
+        names,
         made: HashSet::new(),
         directory_times: Vec::new(),
         buffer: vec![0; BUFFER].into_boxed_slice(),
@@ -134,6 +144,7 @@ pub fn apply_layer_at(root: &Path, layer: impl Read) -> Result<Applied> {
 
 struct Apply {
     tree: Tree,
+    names: Names,
     /// Names that this layer made, as (inode of the directory, name): a whiteout hides only what
     /// the layers below brought, wherever in the archive it stands.
     made: HashSet<(u64, Box<[u8]>)>,
@@ -171,17 +182,19 @@ impl Apply {
         entry: &Entry,
         reader: &mut TarReader<R>,
     ) -> Result<()> {
-        if name == OPAQUE {
-            return self.opaque(parent);
-        }
-        if path
-            .split(|b| *b == b'/')
-            .any(|component| component.starts_with(AUFS))
-        {
-            return Ok(());
-        }
-        if let Some(hidden) = name.strip_prefix(WHITEOUT) {
-            return self.whiteout(parent, hidden, path);
+        if self.names == Names::OfLayer {
+            if name == OPAQUE {
+                return self.opaque(parent);
+            }
+            if path
+                .split(|b| *b == b'/')
+                .any(|component| component.starts_with(AUFS))
+            {
+                return Ok(());
+            }
+            if let Some(hidden) = name.strip_prefix(WHITEOUT) {
+                return self.whiteout(parent, hidden, path);
+            }
         }
         match entry.kind {
             Kind::Device => {

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
+use dorm_sys::confine::SystemCallFilter;
 use dorm_sys::mount::{Detached, NODEV, NOEXEC, NOSUID, RDONLY};
 use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::thread::CapabilitySet;
@@ -26,12 +27,14 @@ const SHARED: [&str; 6] = [
     "/usr/share/qemu",
     "/usr/share/seabios",
 ];
-const DEVICES: [&str; 2] = ["/dev/null", "/dev/urandom"];
+pub(super) const DEVICES: [&str; 2] = ["/dev/null", "/dev/urandom"];
 /// Where it is on every host, as it finds its firmware by its own place.
 const PROGRAM: &str = "/usr/bin/qemu-system-x86_64";
 
 /// Where the process finds the files of its machine.
 pub(crate) const DISK: &str = "/disk";
+/// Where one finds the files of a home that is no machine's yet.
+pub(super) const FILES: &str = "/files";
 pub(crate) const MEMORY: &str = "/memory";
 pub(crate) const KERNEL: &str = "/kernel";
 pub(crate) const INITRD: &str = "/initrd";
@@ -57,17 +60,17 @@ impl Machine {
             bind(&self.kernel, RDONLY | NOSUID | NODEV | NOEXEC, 0)?,
             bind(&self.initrd, RDONLY | NOSUID | NODEV | NOEXEC, 0)?,
         ];
-        for device in DEVICES {
-            mounts.push(bind(Path::new(device), NOSUID | NOEXEC, NODEV)?);
-        }
-        for folder in shared() {
-            mounts.push(bind(Path::new(folder), RDONLY | NOSUID | NODEV, NOEXEC)?);
-        }
+        mounts.extend(shared_mounts()?);
         Ok(mounts)
     }
 
     /// The last steps: `mounts` are the disk, those above, and the memory.
-    pub(super) fn enter(&self, mounts: Vec<Detached>, tap: &OwnedFd) -> Result<Never, Failure> {
+    pub(super) fn enter(
+        &self,
+        mounts: Vec<Detached>,
+        filter: &SystemCallFilter,
+        tap: &OwnedFd,
+    ) -> Result<Never, Failure> {
         rustix::process::setsid().step("make a session")?;
         let places = [DISK, PROGRAM, KERNEL, INITRD]
             .into_iter()
@@ -84,6 +87,7 @@ impl Machine {
         dorm_sys::process::place_fd(tap.as_fd(), TAP_FD).step("hand over the interface")?;
         dorm_sys::process::close_on_exec_from(TAP_FD as u32 + 1).step("close descriptors")?;
         dorm_sys::confine::bound_capabilities(CapabilitySet::empty()).step("drop capabilities")?;
+        filter.install().step("install the system call filter")?;
         let failed = std::process::Command::new(PROGRAM)
             .args(&self.arguments)
             .env_clear()
@@ -92,20 +96,27 @@ impl Machine {
     }
 }
 
-fn shared() -> impl Iterator<Item = &'static str> {
+pub(super) fn shared() -> impl Iterator<Item = &'static str> {
     // Asked of the host before the pivot, and of the new root not at all.
     SHARED.into_iter().filter(|folder| Path::new(folder).is_dir())
 }
 
+/// [`DEVICES`] and what is [`shared`], in this order.
+pub(super) fn shared_mounts() -> io::Result<Vec<Detached>> {
+    let devices = DEVICES.map(|device| bind(Path::new(device), NOSUID | NOEXEC, NODEV));
+    let folders = shared().map(|folder| bind(Path::new(folder), RDONLY | NOSUID | NODEV, NOEXEC));
+    devices.into_iter().chain(folders).collect()
+}
+
 /// A root file system with `mounts` and nothing else.
-fn make_root<'a>(mounts: impl Iterator<Item = (&'a str, Detached)>) -> Result<(), Failure> {
+pub(super) fn make_root<'a>(mounts: impl Iterator<Item = (&'a str, Detached)>) -> Result<(), Failure> {
     rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .step("make all mounts private")?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     rustix::mount::mount("tmpfs", "root", "tmpfs", flags, c"mode=755,size=64k").step("make a root")?;
     for (place, mount) in mounts {
         let at = Path::new("root").join(place.trim_start_matches('/'));
-        let made = match SHARED.contains(&place) {
+        let made = match SHARED.contains(&place) || place == FILES {
             true => fs::create_dir_all(&at),
             false => at
                 .parent()

@@ -31,7 +31,11 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::home::unpack::Names;
+
 mod criu;
+mod disk;
+mod errand;
 mod launcher;
 pub(crate) mod machine;
 mod rootfs;
@@ -41,6 +45,7 @@ pub(crate) use criu::{STAGED_GUEST, STAGED_ROOT, staged_volume};
 pub(crate) use launcher::{Launcher, complaint};
 pub(crate) use rootfs::{DEVICES, masked_files};
 
+pub(crate) use disk::make_disk;
 pub(crate) use unpack::unpack;
 
 /// The hidden subcommand under which the binary calls [`main`].
@@ -116,8 +121,10 @@ pub(crate) enum Job {
     },
     /// Become the process of a virtual machine. The home is the file of its disk, and its memory the one volume.
     Machine(machine::Machine),
-    /// Apply a layer, read from standard output's descriptor, to the home.
-    Unpack { offset: u64, length: u64 },
+    /// Make a disk of the files of the home. The disk is the one volume.
+    MakeDisk(disk::MakeDisk),
+    /// Apply an archive, read from standard output's descriptor, to the home.
+    Unpack { offset: u64, length: u64, names: Names },
 }
 
 /// What the launcher answers, followed by what process 1 has to say.
@@ -137,6 +144,7 @@ pub(crate) enum Report {
         warnings: Vec<String>,
     },
     BadLayer(String),
+    DiskMade,
     /// The home has no room for the layer.
     Full,
 }
@@ -251,7 +259,7 @@ fn launch() -> Result<(), Failure> {
             rootfs::raise_limits().step("set resource limits")?;
             tap = Some(dorm_sys::tap::make(&machine.interface).step("make a network interface")?);
         }
-        Job::Unpack { .. } => {}
+        Job::MakeDisk(_) | Job::Unpack { .. } => {}
     }
     dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;
     let mounts = bind_mounts(&spec).step("prepare the mounts")?;
@@ -338,14 +346,23 @@ fn become_box(
         Job::Machine(machine) => {
             let missing = || io::Error::from(io::ErrorKind::NotFound);
             let tap = tap.ok_or_else(missing).step("find the network interface")?;
-            machine.enter(mounts, &tap)
+            let filter = filter.ok_or_else(missing).step("find the system call filter")?;
+            machine.enter(mounts, filter, &tap)
         }
         Job::Criu { .. } | Job::Stage { .. } => {
             Err(io::Error::from(io::ErrorKind::InvalidInput)).step("become criu in a box")
         }
-        Job::Unpack { offset, length } => {
+        Job::MakeDisk(disk) => {
+            disk.make(mounts)?;
+            std::process::exit(0)
+        }
+        Job::Unpack {
+            offset,
+            length,
+            names,
+        } => {
             rootfs::enter_bare(mounts)?;
-            unpack::apply(*offset, *length)?;
+            unpack::apply(*offset, *length, *names)?;
             std::process::exit(0)
         }
     }
@@ -363,24 +380,29 @@ fn exec_guest() -> io::Error {
 }
 
 /// Everything of the host's that a box sees, as mounts attached nowhere yet: the home first, then for a
-/// guest its program, the devices of [`rootfs::DEVICES`] and its volumes; for a machine what its process needs, and its memory.
+/// guest its program, the devices of [`rootfs::DEVICES`] and its volumes; for a machine, or the making of its disk, what its process
+/// needs, and its memory or disk.
 fn bind_mounts(spec: &Spec) -> io::Result<Vec<Detached>> {
     use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
-    let mut mounts = vec![bind(&spec.home, NODEV, NOSUID)?];
+    let home = match &spec.job {
+        Job::MakeDisk(_) => bind(&spec.home, RDONLY | NODEV | NOSUID | NOEXEC, 0),
+        _ => bind(&spec.home, NODEV, NOSUID),
+    };
+    let mut mounts = vec![home?];
     if let Job::Guest { guest, .. } = &spec.job {
         mounts.push(bind(guest, RDONLY | NOSUID | NODEV, NOEXEC)?);
         for device in rootfs::DEVICES {
             mounts.push(bind(&Path::new("/dev").join(device), NOSUID | NOEXEC, NODEV)?);
         }
-        for volume in &spec.volumes {
-            mounts.push(bind(&volume.source, NODEV, NOSUID)?);
-        }
     }
     if let Job::Machine(machine) = &spec.job {
         mounts.extend(machine.bind_mounts()?);
-        for volume in &spec.volumes {
-            mounts.push(bind(&volume.source, NODEV, NOSUID)?);
-        }
+    }
+    if let Job::MakeDisk(disk) = &spec.job {
+        mounts.extend(disk.bind_mounts()?);
+    }
+    for volume in &spec.volumes {
+        mounts.push(bind(&volume.source, NODEV, NOSUID)?);
     }
     Ok(mounts)
 }

@@ -1,20 +1,23 @@
-//! Unpacking a layer into a home, by a process that has nothing but that home.
+//! Unpacking an archive into a home, by a process that has nothing but that home.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 use super::launcher::unexpected;
-use super::{Failure, Job, Launcher, Report, Spec, Step, report};
-use crate::home::unpack::apply_layer;
-use crate::{EngineError, Layer, LogSink, Result};
+use super::{Failure, Job, Report, Spec, Step, errand, report};
+use crate::home::unpack::{Names, apply_at};
+use crate::{EngineError, Layer, Result};
 
-/// The confined process: applies the layer that the launcher was given as standard output.
-pub(super) fn apply(offset: u64, length: u64) -> Result<(), Failure> {
-    let layer = rustix::io::dup(rustix::stdio::stdout()).step("take the layer")?;
-    let mut layer = File::from(layer);
-    layer.seek(SeekFrom::Start(offset)).step("find the layer")?;
-    report(&match apply_layer(layer.take(length)) {
+/// The confined process: applies the archive that the launcher was given as standard output.
+pub(super) fn apply(offset: u64, length: u64, names: Names) -> Result<(), Failure> {
+    let archive = rustix::io::dup(rustix::stdio::stdout()).step("take the layer")?;
+    let mut archive = File::from(archive);
+    // One that is still being written may be no file, and has nothing before it.
+    if offset > 0 {
+        archive.seek(SeekFrom::Start(offset)).step("find the layer")?;
+    }
+    report(&match apply_at(Path::new("/"), archive.take(length), names) {
         Ok(applied) => Report::Unpacked {
             entries: applied.entries,
             warnings: applied.warnings(),
@@ -25,14 +28,22 @@ pub(super) fn apply(offset: u64, length: u64) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What was unpacked.
+#[derive(Debug)]
+pub(crate) struct Unpacked {
+    pub(crate) entries: u64,
+    /// What was left out or altered.
+    pub(crate) warnings: Vec<String>,
+}
+
 /// The daemon's side: starts such a process and waits for its end.
 pub(crate) async fn unpack(
     launcher: &Path,
     home: &Path,
     uid_base: u32,
     layer: Layer,
-    log: LogSink,
-) -> Result<()> {
+    names: Names,
+) -> Result<Unpacked> {
     let failed = || EngineError::io("cannot unpack the layer");
     let spec = Spec {
         volumes: Vec::new(),
@@ -41,38 +52,14 @@ pub(crate) async fn unpack(
         job: Job::Unpack {
             offset: layer.offset,
             length: layer.length,
+            names,
         },
     };
-    let launcher = Launcher::start_with(launcher, Vec::new(), None, layer.file.into())
-        .await
-        .map_err(failed())?;
-    launcher.socket.send_json(&spec).await.map_err(failed())?;
-
-    let mut process = None;
-    let outcome = loop {
-        match launcher.socket.report().await {
-            Ok(Report::Pid(pid)) => process = dorm_sys::process::Process::open(pid).ok(),
-            Ok(Report::Unpacked { entries, warnings }) => break Ok((entries, warnings)),
-            Ok(Report::BadLayer(reason)) => break Err(EngineError::BadLayer(reason)),
-            Ok(Report::Full) => break Err(EngineError::NoSpace { free: 0 }),
-            Ok(other) => break Err(failed()(unexpected(&other))),
-            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-                let silent = std::io::Error::other("the unpacking process ended without a word");
-                break Err(failed()(silent));
-            }
-            Err(error) => break Err(failed()(error)),
-        }
-    };
-    // Process 1 is a child of this process, not of the launcher.
-    if let Some(process) = process {
-        let _ = process.signal(rustix::process::Signal::KILL);
-        crate::host::ended(&process).await;
+    let said = errand::run(launcher, &spec, layer.file.into(), None).await;
+    match said.map_err(failed())? {
+        Report::Unpacked { entries, warnings } => Ok(Unpacked { entries, warnings }),
+        Report::BadLayer(reason) => Err(EngineError::BadLayer(reason)),
+        Report::Full => Err(EngineError::NoSpace { free: 0 }),
+        other => Err(failed()(unexpected(&other))),
     }
-    launcher.end().await;
-    let (entries, warnings) = outcome?;
-    for warning in warnings {
-        let _ = log.send(format!("warning: {warning}"));
-    }
-    let _ = log.send(format!("{entries} entries"));
-    Ok(())
 }

@@ -67,16 +67,17 @@ impl Vm {
     pub(super) async fn restore_machine(&self, spec: &BoxSpec, image: &Path) -> Result<(LiveBox, BoxRecord)> {
         let began = Instant::now();
         let qemu = self.usable_qemu()?;
-        let (hardware, state) = {
+        let (guest, hardware, state) = {
             let (image, memory) = (image.to_owned(), self.host.pool.machine_memory(&spec.id));
             let read = tokio::task::spawn_blocking(move || read(&image, &memory)).await;
             read.unwrap_or_else(|e| Err(e.to_string()))
                 .map_err(EngineError::BadImage)?
         };
         // The limit on the home is as for one that is started; its disk keeps the size it had.
-        self.host.pool.prepare_machine(&spec.id, 0).await?;
+        let pool = &self.host.pool;
+        pool.prepare_machine(&spec.id, spec.uid_base, 0).await?;
         let checked = began.elapsed();
-        let launched = self.launch(spec, qemu, &hardware, true).await?;
+        let launched = self.launch(spec, qemu, &hardware, &guest, true).await?;
         let launched_after = began.elapsed();
         let mut monitor = self.monitor(&launched.live).await?;
         if let Err(error) = monitor.load(&state).await {
@@ -179,9 +180,9 @@ impl Vm {
     }
 }
 
-/// Everything of an image, compared with its manifest. The error says what is wrong, in words.
-fn read(image: &Path, memory: &Path) -> Result<(Hardware, File), String> {
-    Manifest::open(image)?;
+/// Everything of an image, compared with its manifest, and the hash of the guest in it. The error says what is wrong, in words.
+fn read(image: &Path, memory: &Path) -> Result<(String, Hardware, File), String> {
+    let (manifest, _) = Manifest::open(image)?;
     let hardware = std::fs::read(image.join(HARDWARE)).map_err(|e| format!("{HARDWARE}: {e}"))?;
     let hardware: Hardware = serde_json::from_slice(&hardware).map_err(|e| format!("{HARDWARE}: {e}"))?;
     let found = std::fs::symlink_metadata(memory)
@@ -190,5 +191,5 @@ fn read(image: &Path, memory: &Path) -> Result<(Hardware, File), String> {
         return Err("the memory in the home is not the one that goes with it".to_owned());
     }
     let state = File::open(image.join(STATE)).map_err(|e| format!("{STATE}: {e}"))?;
-    Ok((hardware, state))
+    Ok((manifest.guest_hash, hardware, state))
 }

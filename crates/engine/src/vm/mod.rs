@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
+use dorm_sys::confine::SystemCallFilter;
 use tokio::net::UnixStream;
 
 use self::link::Link;
@@ -25,6 +26,7 @@ use crate::{BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening,
 
 mod checkpoint;
 mod command;
+mod convert;
 mod cpio;
 mod frames;
 mod link;
@@ -39,8 +41,8 @@ pub(crate) struct Vm {
     host: Arc<Host>,
     /// Looked for whenever it is needed, until it is found.
     qemu: OnceLock<Qemu>,
-    /// Held while a disk is made of files, which is done once for each template.
-    making_disk: tokio::sync::Mutex<()>,
+    /// Of QEMU's system calls.
+    filter: Vec<u8>,
     talks: Mutex<HashMap<Id, Arc<Talk>>>,
 }
 
@@ -62,13 +64,14 @@ impl Talk {
 }
 
 impl Vm {
-    pub(crate) fn open(host: Arc<Host>) -> Self {
-        Self {
+    pub(crate) fn open(host: Arc<Host>) -> Result<Self> {
+        let filter = SystemCallFilter::compile().map_err(EngineError::io("cannot prepare machines"))?;
+        Ok(Self {
             host,
             qemu: OnceLock::new(),
-            making_disk: tokio::sync::Mutex::default(),
+            filter: filter.to_bytes(),
             talks: Mutex::default(),
-        }
+        })
     }
 
     fn qemu(&self) -> Result<&Qemu, String> {

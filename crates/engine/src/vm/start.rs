@@ -33,12 +33,6 @@ const LONGEST_LINE: usize = 256;
 
 impl Vm {
     pub(super) async fn start_machine(&self, spec: &BoxSpec) -> Result<(LiveBox, BoxRecord)> {
-        if !spec.volumes.is_empty() {
-            return Err(EngineError::NoEngine {
-                isolation: Isolation::Vm,
-                reason: "they cannot mount volumes; an agent with volumes needs another isolation".to_owned(),
-            });
-        }
         let qemu = self.usable_qemu()?;
         let hardware = Hardware {
             machine: qemu.machine.clone(),
@@ -46,16 +40,11 @@ impl Vm {
             processors: spec.limits.cpu_millis.div_ceil(1000).max(1),
             memory: spec.limits.memory.max(LEAST_MEMORY) >> 20 << 20,
         };
-        {
-            let _alone = self.making_disk.lock().await;
-            self.host.pool.prepare_machine(&spec.id, spec.limits.disk).await?;
-        }
-        self.host
-            .pool
-            .renew_machine_memory(&spec.id, hardware.memory)
-            .await?;
+        let pool = &self.host.pool;
+        pool.renew_machine_memory(&spec.id, hardware.memory).await?;
         let began = Instant::now();
-        let launched = self.launch(spec, qemu, &hardware, false).await?;
+        let guest = &self.host.guest.hash;
+        let launched = self.launch(spec, qemu, &hardware, guest, false).await?;
         let order = Order::Boot {
             config: Box::new(spec.boot.clone()),
             network: self.host.network.of_machine(spec.slot)?,
@@ -88,12 +77,13 @@ impl Vm {
         })
     }
 
-    /// Starts QEMU on the disk and the memory of the home.
+    /// Starts QEMU on the disk and the memory of the home. `guest` is the hash of the guest that runs there, or will.
     pub(super) async fn launch(
         &self,
         spec: &BoxSpec,
         qemu: &Qemu,
         hardware: &Hardware,
+        guest: &str,
         waiting: bool,
     ) -> Result<Launched> {
         let pool = &self.host.pool;
@@ -116,7 +106,7 @@ impl Vm {
             }],
             job: Job::Machine(machine),
         };
-        let launched = tokio::time::timeout(LAUNCHED_WITHIN, self.spawn(spec, group, &orders)).await;
+        let launched = tokio::time::timeout(LAUNCHED_WITHIN, self.spawn(spec, group, &orders, guest)).await;
         launched.map_err(|e| failed("was launched")(e.into()))?
     }
 
@@ -133,9 +123,15 @@ impl Vm {
             .map_err(|e| failed("was given its limits")(e.into()))
     }
 
-    async fn spawn(&self, spec: &BoxSpec, group: Group, orders: &launch::Spec) -> Result<Launched> {
+    async fn spawn(
+        &self,
+        spec: &BoxSpec,
+        group: Group,
+        orders: &launch::Spec,
+        guest: &str,
+    ) -> Result<Launched> {
         let cannot = |e: io::Error| failed("was launched")(e.into());
-        let launcher = Launcher::start(&self.host.launcher, group.join_files(), None);
+        let launcher = Launcher::start(&self.host.launcher, group.join_files(), Some(&self.filter));
         let launcher = launcher.await.map_err(cannot)?;
         let process = launcher.launch(orders).await.map_err(cannot)?;
         let Launcher {
@@ -144,7 +140,7 @@ impl Vm {
         } = launcher;
         let _ = launcher.wait().await;
         let found = netns_of(&process).and_then(|netns| {
-            let record = record_of(Isolation::Vm, &process, &self.host.guest.hash)?;
+            let record = record_of(Isolation::Vm, &process, guest)?;
             Ok((netns, record))
         });
         let (netns, record) = match found {

@@ -7,7 +7,6 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use bytes::{Buf, Bytes, BytesMut};
 use futures_util::StreamExt;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
@@ -16,13 +15,11 @@ use tokio::sync::mpsc;
 
 use super::body::{self, Body, Failure};
 use super::upload::{bytes_of, drain};
+use crate::chunks::{ChunkReader, ChunkWriter, IN_FLIGHT};
 use crate::files::{ops, path};
 use crate::identity;
 use crate::log::log;
 use crate::settings::Settings;
-
-const CHUNK: usize = 256 * 1024;
-const IN_FLIGHT: usize = 4;
 
 /// Streams a folder's contents, or one file under its name.
 pub(super) async fn pack(settings: &Settings, request: Request<Incoming>) -> Result<Response<Body>, Failure> {
@@ -42,16 +39,12 @@ pub(super) async fn pack(settings: &Settings, request: Request<Incoming>) -> Res
     identity::run(user.clone(), check)
         .await
         .map_err(|e| Failure::file(&told, &e))?;
-    let (sender, from) = mpsc::channel(IN_FLIGHT);
+    let (mut out, from) = ChunkWriter::new();
     tokio::task::spawn_blocking(move || {
-        let mut out = ChunkWriter {
-            sender,
-            buf: BytesMut::with_capacity(CHUNK),
-        };
         let packed = identity::with(&user, || pack_to(&source, &mut out));
         if let Err(e) = packed.and_then(|()| out.flush()) {
             log!("{told} was not packed to the end: {e}");
-            let _ = out.sender.blocking_send(Err(e));
+            out.fail(e);
         }
     });
     crate::memory::trim_soon();
@@ -114,32 +107,6 @@ fn pack_one<W: Write>(builder: &mut Builder<W>, source: &Path, name: &Path) -> i
     }
 }
 
-/// Sends what is written in large chunks.
-struct ChunkWriter {
-    sender: mpsc::Sender<io::Result<Bytes>>,
-    buf: BytesMut,
-}
-
-impl Write for ChunkWriter {
-    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        self.buf.extend_from_slice(data);
-        if self.buf.len() >= CHUNK {
-            self.flush()?;
-        }
-        Ok(data.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        let full = std::mem::replace(&mut self.buf, BytesMut::with_capacity(CHUNK)).freeze();
-        if full.is_empty() {
-            return Ok(());
-        }
-        self.sender
-            .blocking_send(Ok(full))
-            .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))
-    }
-}
-
 /// Unpacks a tar stream into a folder, which is made if needed.
 pub(super) async fn unpack(
     settings: &Settings,
@@ -153,15 +120,7 @@ pub(super) async fn unpack(
     let mut bytes = bytes_of(&parts.headers, body)?;
     let (sender, received) = mpsc::channel(IN_FLIGHT);
     let thread = tokio::task::spawn_blocking(move || {
-        identity::with(&user, || {
-            unpack_from(
-                ChunkReader {
-                    received,
-                    current: Bytes::new(),
-                },
-                &target,
-            )
-        })
+        identity::with(&user, || unpack_from(ChunkReader::new(received), &target))
     });
     while let Some(chunk) = bytes.next().await {
         let failed = chunk.is_err();
@@ -261,23 +220,4 @@ fn make_inside(target: &Path, name: &Path) -> io::Result<PathBuf> {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode | 0o700))?;
     }
     Ok(path)
-}
-
-struct ChunkReader {
-    received: mpsc::Receiver<io::Result<Bytes>>,
-    current: Bytes,
-}
-
-impl Read for ChunkReader {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        while self.current.is_empty() {
-            match self.received.blocking_recv() {
-                Some(chunk) => self.current = chunk?,
-                None => return Ok(0),
-            }
-        }
-        let n = self.current.len().min(buf.len());
-        self.current.copy_to_slice(&mut buf[..n]);
-        Ok(n)
-    }
 }

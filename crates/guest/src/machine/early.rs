@@ -207,7 +207,13 @@ fn move_mount(from: &str, to: &str) -> io::Result<()> {
     mount(from, to, "", libc::MS_MOVE, "")
 }
 
-fn mount(source: &str, at: &str, kind: &str, flags: libc::c_ulong, options: &str) -> io::Result<()> {
+pub(super) fn mount(
+    source: &str,
+    at: &str,
+    kind: &str,
+    flags: libc::c_ulong,
+    options: &str,
+) -> io::Result<()> {
     let text = |text: &str| CString::new(text).map_err(io::Error::from);
     let (source, target, kind, options) = (text(source)?, text(at)?, text(kind)?, text(options)?);
     let _ = fs::create_dir_all(at);

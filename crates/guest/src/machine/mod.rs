@@ -8,6 +8,7 @@
 //! A machine has no descriptor that was handed to it, and its network is the box's own: whatever the daemon wants comes over
 //! a serial port that only root in the machine can open, and that this program holds open.
 
+mod archive;
 mod early;
 mod identity;
 mod orders;

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio_yamux::StreamHandle;
 
-use super::{Boot, identity};
+use super::{Boot, archive, identity};
 use crate::http::Server;
 use crate::log::log;
 use crate::sys;
@@ -94,6 +94,10 @@ impl Orders {
                     Err(e) => Answer::Failed(e.to_string()),
                 }
             }
+            Order::Archive => match archive::send(&mut stream).await {
+                Ok(()) => Answer::Done,
+                Err(e) => Answer::Failed(e.to_string()),
+            },
             Order::Listening => Answer::Listening(["/proc/net/tcp", "/proc/net/tcp6"].map(listeners).into()),
         };
         let _ = self::answer(&mut stream, &answer).await;

@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 use super::errors::{ApiError, ApiResult};
 use super::extract::{Json, Path, Query};
 use super::state::AppState;
-use super::types::{self, Agent, ErrorBody, NewAgent, Stats, StopRequest};
+use super::types::{self, Agent, AgentChange, ErrorBody, NewAgent, Stats, StopRequest};
 use super::{network, validate};
 use crate::lifecycle::{self, Creation};
 use crate::records::{Lifetime, Reach, State as AgentState, Workspace};
@@ -28,7 +28,7 @@ const MEASURED_AT_ONCE: usize = 16;
 pub(super) fn router() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(create, list))
-        .routes(routes!(show, delete))
+        .routes(routes!(show, change, delete))
         .routes(routes!(start))
         .routes(routes!(stop))
         .routes(routes!(stats))
@@ -136,6 +136,31 @@ async fn show(
     Path(agent): Path<String>,
 ) -> ApiResult<Json<Agent>> {
     let agent = state.registry.get(&workspace, &agent)?;
+    Ok(Json(on_wire(&state, &agent)))
+}
+
+/// Change an agent
+///
+/// It keeps its files. For another isolation it is stopped, so that what is in its memory is lost, and started again if it ran or
+/// slept; the answer comes then. If it cannot be, it is as it was, but for its memory.
+#[utoipa::path(patch, path = "/v1/agents/{agent}", tag = "agents", request_body = AgentChange,
+    params(("agent", description = "Name or id")), responses(
+    (status = 200, body = Agent),
+    (status = 404, body = ErrorBody),
+    (status = 409, description = "It is ephemeral, or being deleted", body = ErrorBody),
+    (status = 503, description = "Such agents cannot be run here, or not with its volumes", body = ErrorBody),
+    (status = 507, description = "No space", body = ErrorBody),
+))]
+async fn change(
+    State(state): State<AppState>,
+    Extension(workspace): Extension<Workspace>,
+    Path(agent): Path<String>,
+    Json(change): Json<AgentChange>,
+) -> ApiResult<Json<Agent>> {
+    let agent = state.registry.get(&workspace, &agent)?;
+    if let Some(isolation) = change.isolation {
+        agent.set_isolation(isolation.settle(&*state.engine)?).await?;
+    }
     Ok(Json(on_wire(&state, &agent)))
 }
 
@@ -250,7 +275,7 @@ pub(super) fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent 
             Lifetime::Persistent => types::Lifetime::Persistent,
             Lifetime::Ephemeral => types::Lifetime::Ephemeral,
         },
-        isolation: profile.spec.isolation,
+        isolation: agent.isolation(),
         state: published.status.state.as_str().to_owned(),
         reason: published.status.reason,
         since: published.status.since,

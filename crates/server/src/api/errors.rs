@@ -111,6 +111,10 @@ impl From<Trouble> for ApiError {
                 return Self::new(Code::NotFound, trouble.to_string())
                     .hint("`dorm snapshots NAME` shows its snapshots");
             }
+            Trouble::OtherIsolation { then, .. } => Self::new(Code::Conflict, trouble.to_string()).hint(format!(
+                "give the agent that isolation first, by `dorm set NAME --isolation {then}`; \
+                 for a copy of the files alone, `dorm fork --files-only`"
+            )),
             Trouble::Refused(_) => Self::new(Code::Conflict, trouble.to_string()),
             Trouble::ShuttingDown => Self::new(Code::Unavailable, trouble.to_string())
                 .hint("try again when the daemon has been started again"),

@@ -34,6 +34,7 @@ fn on_wire(agent: &lifecycle::Agent, snapshot: SnapshotRecord) -> Snapshot {
         label: snapshot.label,
         kind: snapshot.kind.as_str().to_owned(),
         parent: snapshot.parent,
+        isolation: snapshot.isolation,
         size: snapshot.size,
         files: None,
     }

@@ -144,6 +144,14 @@ impl Default for Network {
     }
 }
 
+/// What is to be different about an agent. What is absent stays as it is.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AgentChange {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<Choice>,
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Agent {
     #[schema(value_type = String)]
@@ -258,6 +266,9 @@ pub struct Snapshot {
     #[schema(value_type = Option<String>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<Id>,
+    /// What the agent had then. Its memory is of no use with another.
+    #[schema(value_type = String)]
+    pub isolation: Isolation,
     /// Bytes of its memory on disk.
     pub size: u64,
     /// Bytes of files that it holds beyond the snapshot before it, or else beyond the template; told where snapshots are listed. It

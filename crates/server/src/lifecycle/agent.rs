@@ -17,7 +17,7 @@ use super::links::Links;
 use super::network::Network;
 use super::registry::Context;
 use super::{Trouble, driver};
-use crate::records::{AgentRecord, HoldRecord, ImageRecord, Note, Profile, Reach, State, Status, now};
+use crate::records::{AgentRecord, HoldRecord, ImageRecord, Note, Origin, Profile, Reach, State, Status, now};
 
 /// How long a server may take to listen once its box is up.
 const COMING_UP: Duration = Duration::from_secs(10);
@@ -54,6 +54,7 @@ struct Memory {
     work: Option<Note>,
     /// The snapshot that it was made at, or rolled back to, last.
     at_snapshot: Option<Id>,
+    isolation: Isolation,
 }
 
 /// An image could not be made.
@@ -107,7 +108,6 @@ impl Agent {
         };
         Arc::new(Self {
             network: Network::new(record.profile.spec.network.clone()),
-            profile: record.profile,
             ctx,
             published: watch::Sender::new(published),
             inbox: Mutex::default(),
@@ -120,12 +120,14 @@ impl Agent {
                 image: record.image,
                 at_snapshot: record.snapshot,
                 setback: record.setback,
+                isolation: record.profile.spec.isolation,
                 ..Memory::default()
             }),
             holds: Mutex::default(),
             reach: RwLock::new(Arc::new(record.reach)),
             started: Mutex::default(),
             quiet_since: Mutex::new(Instant::now()),
+            profile: record.profile,
         })
     }
 
@@ -249,6 +251,22 @@ impl Agent {
     /// Gives the one before.
     pub(super) fn set_image(&self, image: Option<ImageRecord>) -> Option<ImageRecord> {
         std::mem::replace(&mut self.memory().image, image)
+    }
+
+    /// What stands between its box and the machine.
+    pub fn isolation(&self) -> Isolation {
+        self.memory().isolation
+    }
+
+    pub(super) fn now_isolated_by(&self, isolation: Isolation) {
+        self.memory().isolation = isolation;
+    }
+
+    /// What others take over from it as it is now.
+    pub(super) fn origin(&self) -> Origin {
+        let mut origin = Origin::of(&self.profile, &self.reach(), &self.network());
+        origin.spec.isolation = self.isolation();
+        origin
     }
 
     pub fn at_snapshot(&self) -> Option<Id> {
@@ -409,7 +427,7 @@ impl Agent {
 
     /// `Ok` where memory images can be made of this agent's box, otherwise the reason why not.
     pub fn can_save(&self) -> Result<(), String> {
-        self.ctx.engine.can_checkpoint(self.profile.spec.isolation)
+        self.ctx.engine.can_checkpoint(self.isolation())
     }
 
     /// What the engine is told about this agent's box.
@@ -422,7 +440,7 @@ impl Agent {
         let start_command = defaults.start.clone();
         BoxSpec {
             id: profile.id.clone(),
-            isolation: profile.spec.isolation,
+            isolation: self.isolation(),
             hostname: profile.name.clone(),
             slot: profile.slot,
             uid_base: profile.uid_base,

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use dorm_engine::Id;
+use dorm_engine::{Id, Isolation};
 
 pub use super::rest::Rest;
 use crate::records::{Lifetime, SnapshotKind, State};
@@ -44,6 +44,11 @@ pub enum Request {
     RollBack {
         snapshot: Id,
         kind: SnapshotKind,
+    },
+    /// Files in the form that another engine runs on.
+    Convert {
+        to: Isolation,
+        grace: Duration,
     },
     Stop {
         grace: Duration,
@@ -94,6 +99,11 @@ pub enum Transition {
         snapshot: Id,
         kind: SnapshotKind,
     },
+    /// Ends the box, as a stop does, and gives the home another form.
+    Convert {
+        to: Isolation,
+        grace: Duration,
+    },
     Stop {
         grace: Duration,
     },
@@ -116,18 +126,20 @@ pub enum Work {
     Hibernate,
     Snapshot,
     RollBack,
+    Convert,
     Stop,
     Delete,
 }
 
 impl Work {
-    pub const ALL: [Work; 8] = [
+    pub const ALL: [Work; 9] = [
         Self::BringUp,
         Self::Freeze,
         Self::MakeDurable,
         Self::Hibernate,
         Self::Snapshot,
         Self::RollBack,
+        Self::Convert,
         Self::Stop,
         Self::Delete,
     ];
@@ -140,6 +152,7 @@ impl Work {
             Transition::Hibernate { .. } => Self::Hibernate,
             Transition::Snapshot { .. } => Self::Snapshot,
             Transition::RollBack { .. } => Self::RollBack,
+            Transition::Convert { .. } => Self::Convert,
             Transition::Stop { .. } | Transition::Settle { .. } => Self::Stop,
             Transition::Delete { .. } => Self::Delete,
         }
@@ -174,6 +187,8 @@ pub enum Refusal {
     BeingDeleted,
     #[error("it does not run, so there is no memory to keep")]
     NothingRuns,
+    #[error("it is ephemeral, and would end with its box, which has to be stopped for that")]
+    Ephemeral,
 }
 
 /// How a transition ended.
@@ -252,6 +267,17 @@ fn at_rest(rest: Rest, lifetime: Lifetime, request: &Request) -> Decision {
             kind: *kind,
         }),
 
+        (
+            Rest::Stopped | Rest::Running | Rest::Standby | Rest::Hibernated | Rest::Failed,
+            Request::Convert { to, grace },
+        ) => match lifetime {
+            Lifetime::Persistent => Begin(Transition::Convert {
+                to: *to,
+                grace: *grace,
+            }),
+            Lifetime::Ephemeral => Refuse(Refusal::Ephemeral),
+        },
+
         (Rest::Stopped, Request::Stop { .. }) => Done,
         (Rest::Running | Rest::Standby | Rest::Hibernated | Rest::Failed, Request::Stop { grace }) => {
             Begin(stop(lifetime, *grace))
@@ -289,6 +315,7 @@ fn meanwhile(work: Work, request: &Request) -> Decision {
             | Work::Hibernate
             | Work::Snapshot
             | Work::RollBack
+            | Work::Convert
             | Work::Stop
             | Work::Delete,
             Request::Idle { .. } | Request::Retire { .. } | Request::MakeDurable,
@@ -306,6 +333,7 @@ fn meanwhile(work: Work, request: &Request) -> Decision {
             | Work::Hibernate
             | Work::Snapshot
             | Work::RollBack
+            | Work::Convert
             | Work::Stop,
             Request::Delete,
         ) => Overrule,
@@ -317,18 +345,20 @@ fn meanwhile(work: Work, request: &Request) -> Decision {
             | Request::Hibernate { .. }
             | Request::Snapshot { .. }
             | Request::RollBack { .. }
+            | Request::Convert { .. }
             | Request::Stop { .. },
         ) => Refuse(Refusal::BeingDeleted),
 
         // A freeze for idleness may be given up, so not even a pause can join it.
         (
-            Work::Freeze | Work::MakeDurable | Work::Snapshot | Work::RollBack,
+            Work::Freeze | Work::MakeDurable | Work::Snapshot | Work::RollBack | Work::Convert,
             Request::Start
             | Request::EnsureRunning
             | Request::Pause
             | Request::Hibernate { .. }
             | Request::Snapshot { .. }
             | Request::RollBack { .. }
+            | Request::Convert { .. }
             | Request::Stop { .. },
         ) => Wait,
         (
@@ -337,6 +367,7 @@ fn meanwhile(work: Work, request: &Request) -> Decision {
             | Request::Hibernate { .. }
             | Request::Snapshot { .. }
             | Request::RollBack { .. }
+            | Request::Convert { .. }
             | Request::Stop { .. },
         ) => Wait,
         (
@@ -346,6 +377,7 @@ fn meanwhile(work: Work, request: &Request) -> Decision {
             | Request::Pause
             | Request::Snapshot { .. }
             | Request::RollBack { .. }
+            | Request::Convert { .. }
             | Request::Stop { .. },
         ) => Wait,
         (
@@ -355,7 +387,8 @@ fn meanwhile(work: Work, request: &Request) -> Decision {
             | Request::Pause
             | Request::Hibernate { .. }
             | Request::Snapshot { .. }
-            | Request::RollBack { .. },
+            | Request::RollBack { .. }
+            | Request::Convert { .. },
         ) => Wait,
 
         (
@@ -367,7 +400,7 @@ fn meanwhile(work: Work, request: &Request) -> Decision {
             | Work::RollBack,
             Request::BoxExited { .. },
         ) => Wait,
-        (Work::Stop | Work::Delete, Request::BoxExited { .. }) => Done,
+        (Work::Convert | Work::Stop | Work::Delete, Request::BoxExited { .. }) => Done,
     }
 }
 
@@ -403,7 +436,7 @@ pub fn during(transition: &Transition) -> State {
         Transition::MakeDurable => State::Standby,
         Transition::Hibernate { .. } => State::Hibernating,
         Transition::Snapshot { .. } => State::Freezing,
-        Transition::RollBack { .. } => State::Stopping,
+        Transition::RollBack { .. } | Transition::Convert { .. } => State::Stopping,
         Transition::Stop { .. } | Transition::Settle { .. } => State::Stopping,
         Transition::Delete { .. } => State::Deleting,
     }
@@ -421,6 +454,7 @@ pub fn is_recorded_first(transition: &Transition) -> bool {
         | Transition::Wake { .. }
         | Transition::Hibernate { .. }
         | Transition::RollBack { .. }
+        | Transition::Convert { .. }
         | Transition::Stop { .. }
         | Transition::Settle { .. }
         | Transition::Delete { .. } => true,
@@ -441,7 +475,9 @@ pub fn after(transition: &Transition, from: Rest, outcome: Outcome) -> Next {
             SnapshotKind::Full => Rest::Hibernated,
             SnapshotKind::Files => Rest::Stopped,
         }),
-        (Transition::Stop { .. } | Transition::Settle { .. }, Outcome::Done) => Next::Rest(Rest::Stopped),
+        (Transition::Convert { .. } | Transition::Stop { .. } | Transition::Settle { .. }, Outcome::Done) => {
+            Next::Rest(Rest::Stopped)
+        }
         (Transition::Delete { .. }, Outcome::Done) => Next::Gone,
         (
             Transition::Start { .. }
@@ -452,6 +488,7 @@ pub fn after(transition: &Transition, from: Rest, outcome: Outcome) -> Next {
             | Transition::Hibernate { .. }
             | Transition::Snapshot { .. }
             | Transition::RollBack { .. }
+            | Transition::Convert { .. }
             | Transition::Stop { .. }
             | Transition::Settle { .. }
             | Transition::Delete { .. },
@@ -466,6 +503,7 @@ pub fn after(transition: &Transition, from: Rest, outcome: Outcome) -> Next {
             | Transition::Hibernate { .. }
             | Transition::Snapshot { .. }
             | Transition::RollBack { .. }
+            | Transition::Convert { .. }
             | Transition::Stop { .. }
             | Transition::Settle { .. }
             | Transition::Delete { .. },

@@ -124,6 +124,11 @@ impl Driver {
             }
             *saved = self.agent.current_image().is_some();
         }
+        if let (Request::Convert { to, .. }, None) = (&asked.request, &self.under_way)
+            && *to == self.agent.isolation()
+        {
+            return asked.answer(Ok(()));
+        }
         let situation = match &self.under_way {
             Some(under_way) => Situation::Busy(under_way.work),
             None => Situation::At(self.agent.rest()),
@@ -185,6 +190,7 @@ impl Driver {
                 | Request::MakeDurable
                 | Request::Snapshot { .. }
                 | Request::RollBack { .. }
+                | Request::Convert { .. }
                 | Request::Stop { .. }
                 | Request::BoxExited { .. } => asked.answer(Err(refusal.into())),
             }

@@ -12,7 +12,7 @@ use dorm_engine::{EngineError, Env, Id, VolumeMount};
 use futures_util::{StreamExt as _, stream};
 
 use super::registry::Context;
-use super::{Agent, Registry, Trouble, images};
+use super::{Agent, Registry, Trouble, convert, images};
 use crate::faults::Point;
 use crate::records::{
     ImageRecord, NewAgentRecord, Origin, Reach, SandboxRecord, SnapshotKind, SnapshotRecord, State, Status,
@@ -72,7 +72,7 @@ impl Registry {
         let forks = names.into_iter().map(NewFork::named).collect();
         let forks = match from {
             Some(snapshot) => {
-                let origin = Origin::of(&source.profile, &source.reach(), &source.network());
+                let origin = source.origin();
                 fork_all(&self.ctx, &origin, &snapshot, kind, forks, start).await
             }
             None => self.fork_each(source, forks, kind, start).await?,
@@ -105,7 +105,7 @@ impl Registry {
         start: bool,
     ) -> Result<Vec<Result<Arc<Agent>, Trouble>>, Trouble> {
         let snapshot = source.passing_snapshot(kind).await?;
-        let origin = Origin::of(&source.profile, &source.reach(), &source.network());
+        let origin = source.origin();
         let made = fork_all(&self.ctx, &origin, &snapshot, kind, forks, start).await;
         if let Err(fault) = self.ctx.faults.reach(Point::ForkMade).await {
             tracing::warn!(agent = %source.profile.name, %fault, "its forks are made");
@@ -153,6 +153,9 @@ async fn fork_one(
         .as_ref()
         .is_none_or(|volumes| *volumes == origin.spec.volumes);
     let full = kind == SnapshotKind::Full && snapshot.kind == SnapshotKind::Full && same_volumes;
+    if full {
+        convert::can_go_on(origin.spec.isolation, snapshot)?;
+    }
     let made = make(ctx, origin, snapshot, fork, full).await?;
     if start && let Err(trouble) = come_up(&made).await {
         undo(&made).await;

@@ -34,6 +34,7 @@
 //!   that an idle agent costs its record and nothing else. Everybody asks; only the driver acts.
 //! - `transition` records, does the work, records the result. The work of each is a file of its
 //!   own: `start`, `standby`, `hibernate`, `stop`, `delete`. `images` knows the folders of memory images.
+//! - `convert` gives an agent another isolation.
 //! - `snapshot`, `roll_back` and `fork` keep what an agent is, go back to it, and make others of it.
 //! - `lag` records what was done at once: a freeze or thaw waits for no disk.
 //! - [`Links`] are the connections to a guest, which are cut before its memory is saved.
@@ -49,6 +50,7 @@
 //! would come to rest in `stopped`.
 
 mod agent;
+mod convert;
 mod create;
 pub mod decide;
 mod delete;

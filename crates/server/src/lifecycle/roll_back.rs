@@ -19,6 +19,7 @@ impl Agent {
     /// Returns when it runs again, if it ran or slept before or the snapshot has memory. What was there
     /// before is kept as the snapshot that is returned.
     pub async fn roll_back(self: &Arc<Self>, snapshot: &SnapshotRecord) -> Result<SnapshotRecord, Trouble> {
+        self.can_go_on_from(snapshot)?;
         let had_memory = self.published().current_box.is_some() || self.current_image().is_some();
         let label = format!("before the rollback to {}", snapshot.id);
         let before = match self.snapshot(&label, SnapshotKind::Full).await {
@@ -118,7 +119,9 @@ async fn stage(agent: &Arc<Agent>, snapshot: &Id, kind: SnapshotKind) -> Result<
 }
 
 async fn share(agent: &Arc<Agent>, snapshot: &Id) -> Result<Staged, Trouble> {
-    let size = agent.find_snapshot(snapshot.as_str()).await?.size;
+    let found = agent.find_snapshot(snapshot.as_str()).await?;
+    agent.can_go_on_from(&found)?;
+    let size = found.size;
     let id = Id::random();
     let to = images::new_path(agent, &id).await.map_err(Trouble::disk(VERB))?;
     let shared = images::share(&images::path(agent, snapshot), &to).await;

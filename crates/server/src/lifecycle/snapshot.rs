@@ -11,7 +11,7 @@ use super::standby::thawed_again;
 use super::transition::Setback;
 use super::{Agent, Registry, Trouble, images};
 use crate::faults::Point;
-use crate::records::{Origin, SnapshotKind, SnapshotRecord, now};
+use crate::records::{SnapshotKind, SnapshotRecord, now};
 
 const VERB: &str = "be snapshotted";
 
@@ -56,6 +56,7 @@ impl Agent {
                 None => SnapshotKind::Files,
             },
             parent: None,
+            isolation: self.isolation(),
             size: size.unwrap_or_default(),
             origin: None,
         })
@@ -100,8 +101,7 @@ impl Agent {
 
     /// From now on the snapshot outlives the agent.
     pub async fn keep_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
-        let origin = Origin::of(&self.profile, &self.reach(), &self.network());
-        Ok(self.ctx.store.keep_snapshot(&snapshot.id, &origin).await?)
+        Ok(self.ctx.store.keep_snapshot(&snapshot.id, &self.origin()).await?)
     }
 
     pub async fn delete_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
@@ -272,6 +272,7 @@ async fn record(
         label: label.to_owned(),
         kind,
         parent: agent.at_snapshot(),
+        isolation: agent.isolation(),
         size,
         origin: None,
     };

@@ -96,6 +96,9 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
         .map_err(Trouble::engine("wake"))?;
     // The image first: one that has no record would be removed after a crash, and one that is missed is spoken of.
     images::set_aside(agent, &image.id).await;
+    if let Err(error) = ctx.engine.set_memory_aside(&agent.profile.id).await {
+        tracing::warn!(agent = %agent.profile.name, %error, "a memory that cannot be used is not kept");
+    }
     ctx.faults.reach(Point::WakeSetAside).await?;
     agent.note_setback(loss.clone()).await;
     ctx.store.set_image(&agent.profile.id, None).await?;

@@ -8,8 +8,21 @@ use super::{Agent, Trouble};
 use crate::faults::Point;
 
 pub(super) async fn stop(agent: &Arc<Agent>, from: Rest, grace: Duration) -> Result<(), Trouble> {
-    let (ctx, id) = (&agent.ctx, &agent.profile.id);
+    let ctx = &agent.ctx;
     ctx.faults.reach(Point::StopRecorded).await?;
+    end_box(agent, from, grace, "stop").await?;
+    ctx.faults.reach(Point::StopBoxGone).await?;
+    Ok(())
+}
+
+/// Nothing is left of the box when this returns.
+pub(super) async fn end_box(
+    agent: &Arc<Agent>,
+    from: Rest,
+    grace: Duration,
+    verb: &'static str,
+) -> Result<(), Trouble> {
+    let (ctx, id) = (&agent.ctx, &agent.profile.id);
     if from == Rest::Standby && !grace.is_zero() {
         // Processes that are frozen cannot end by themselves.
         agent.now_differs_from_image();
@@ -18,12 +31,7 @@ pub(super) async fn stop(agent: &Arc<Agent>, from: Rest, grace: Duration) -> Res
         }
         ctx.faults.reach(Point::StopThawed).await?;
     }
-    ctx.engine
-        .stop(id, grace)
-        .await
-        .map_err(Trouble::engine("stop"))?;
-    ctx.faults.reach(Point::StopBoxGone).await?;
-    Ok(())
+    ctx.engine.stop(id, grace).await.map_err(Trouble::engine(verb))
 }
 
 /// Clears away a box that ended by itself.

@@ -10,7 +10,9 @@ use super::agent::Answer;
 use super::decide::{Next, Outcome, Rest, Transition, Work, after, during, is_recorded_first};
 use super::lag::{Late, catch_up, record_later};
 use super::start::Up;
-use super::{Agent, Trouble, delete, hibernate, images, roll_back, snapshot, standby, start, stop, watcher};
+use super::{
+    Agent, Trouble, convert, delete, hibernate, images, roll_back, snapshot, standby, start, stop, watcher,
+};
 use crate::faults::Point;
 use crate::records::{BoxChange, Change, ImageChange, State, Status};
 use crate::store::StoreError;
@@ -40,6 +42,8 @@ enum Made {
     /// The box goes on, or stays as it was.
     SameBox,
     NoBox,
+    /// No box either, and this to say about it.
+    Told(String),
 }
 
 /// Runs a transition from the state in which the agent rests.
@@ -183,6 +187,10 @@ async fn work(agent: &Arc<Agent>, transition: &Transition, from: Rest) -> Result
             let back = roll_back::roll_back(agent, from, snapshot, *kind).await;
             back.map(|()| Made::NoBox)
         }
+        Transition::Convert { to, grace } => {
+            let converted = convert::convert(agent, from, *to, *grace).await;
+            converted.map(Made::Told)
+        }
         Transition::Stop { grace } => {
             stop::stop(agent, from, *grace).await?;
             Ok(Made::NoBox)
@@ -204,7 +212,7 @@ fn image_change(transition: &Transition, rest: Rest) -> ImageChange {
         // Kept for a while: pages of it may be read until the box has them all.
         (Work::BringUp, Rest::Running) => ImageChange::Stale,
         (Work::Hibernate, Rest::Running) => ImageChange::Stale,
-        (Work::Stop | Work::RollBack, Rest::Stopped) => ImageChange::Clear,
+        (Work::Stop | Work::RollBack | Work::Convert, Rest::Stopped) => ImageChange::Clear,
         (
             Work::BringUp
             | Work::Freeze
@@ -212,6 +220,7 @@ fn image_change(transition: &Transition, rest: Rest) -> ImageChange {
             | Work::Hibernate
             | Work::Snapshot
             | Work::RollBack
+            | Work::Convert
             | Work::Stop
             | Work::Delete,
             Rest::Stopped | Rest::Running | Rest::Standby | Rest::Hibernated | Rest::Failed,
@@ -228,6 +237,7 @@ async fn come_to_rest(
 ) -> Answer {
     let reason = match &done {
         Ok(Made::Box(up)) => up.how.clone(),
+        Ok(Made::Told(said)) => said.clone(),
         Ok(Made::SameBox | Made::NoBox) => result(transition),
         Err(setback) => setback.trouble.in_full(),
     };
@@ -244,7 +254,9 @@ async fn come_to_rest(
         millis: Some(millis),
         box_record: match &done {
             Ok(Made::Box(up)) => BoxChange::Set(&up.record),
-            Ok(Made::NoBox) => BoxChange::Clear,
+            Ok(Made::NoBox | Made::Told(_)) => BoxChange::Clear,
+            // Whatever went wrong, it did so after the end of the box.
+            Err(_) if rest == Rest::Stopped => BoxChange::Clear,
             Ok(Made::SameBox) | Err(_) => BoxChange::Keep,
         },
         image,
@@ -261,11 +273,12 @@ async fn come_to_rest(
             agent.ctx.faults.reach(Point::StartFinished).await?;
             Ok(())
         }
-        (Ok(Made::SameBox | Made::NoBox), Ok(())) => {
+        (Ok(Made::SameBox | Made::NoBox | Made::Told(_)), Ok(())) => {
             agent.publish_no_box();
             agent.publish(status);
             let point = match (transition, rest) {
                 (Transition::RollBack { .. }, _) => Point::RollBackFinished,
+                (Transition::Convert { .. }, _) => Point::ConvertFinished,
                 (_, Rest::Hibernated) => Point::HibernateFinished,
                 (_, Rest::Stopped | Rest::Running | Rest::Standby | Rest::Failed) => Point::StopFinished,
             };
@@ -277,7 +290,7 @@ async fn come_to_rest(
             if let Err(error) = recorded {
                 tracing::error!(agent = %agent.profile.name, %error, "and could not be recorded");
             }
-            if rest == Rest::Failed {
+            if matches!(rest, Rest::Failed | Rest::Stopped) {
                 agent.publish_no_box();
             }
             agent.publish(status);
@@ -331,7 +344,7 @@ pub(super) async fn broken(agent: &Arc<Agent>, work: Work, recorded: State, bug:
         Work::Freeze | Work::MakeDurable | Work::Hibernate => true,
         Work::Snapshot => matches!(recorded, State::Running | State::Standby),
         Work::BringUp => recorded == State::Standby,
-        Work::RollBack | Work::Stop | Work::Delete => false,
+        Work::RollBack | Work::Convert | Work::Stop | Work::Delete => false,
     };
     let goes_on = goes_on && ctx.engine.thaw(id).await.is_ok();
     let rest = if goes_on { Rest::Running } else { Rest::Failed };
@@ -375,6 +388,7 @@ fn why(transition: &Transition) -> String {
         Transition::MakeDurable => "its memory goes to disk".to_owned(),
         Transition::Snapshot { .. } => "held still for a snapshot".to_owned(),
         Transition::RollBack { snapshot, .. } => format!("rolled back to {snapshot}"),
+        Transition::Convert { to, .. } => format!("its isolation becomes {to}"),
         Transition::Stop { .. } => "asked to stop".to_owned(),
         Transition::Settle { reason } => format!("the box ended: {reason}"),
         Transition::Delete { why } => why.clone(),
@@ -391,6 +405,7 @@ fn result(transition: &Transition) -> String {
         Transition::Snapshot { .. } => "a snapshot was taken".to_owned(),
         Transition::RollBack { snapshot, .. } => format!("rolled back to {snapshot}"),
         Transition::Hibernate { why } => why.clone(),
+        Transition::Convert { to, .. } => format!("its isolation is {to} now"),
         Transition::Stop { .. } => "stopped on request".to_owned(),
         Transition::Settle { reason } => format!("the box ended: {reason}"),
         Transition::Delete { .. } => "deleted".to_owned(),

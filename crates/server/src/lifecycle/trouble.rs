@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use dorm_engine::EngineError;
+use dorm_engine::{EngineError, Isolation};
 
 use super::decide::Refusal;
 use crate::faults::Injected;
@@ -16,6 +16,9 @@ pub enum Trouble {
     NotFound(String),
     #[error("there is no snapshot {0:?} of it")]
     NoSnapshot(String),
+    /// Memory that one engine wrote means nothing to another.
+    #[error("the memory of the snapshot is that of a box with isolation {then}, and the agent has {now} now")]
+    OtherIsolation { then: Isolation, now: Isolation },
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error("the daemon is shutting down")]

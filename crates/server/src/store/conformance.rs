@@ -376,6 +376,25 @@ pub(super) async fn a_network_policy_is_replaced(store: &dyn Store) {
     assert!(matches!(missing, Err(StoreError::NotFound { .. })));
 }
 
+pub(super) async fn an_isolation_is_changed_alone(store: &dyn Store) {
+    let agent = store
+        .insert_agent(&new_agent("one"), SLOTS)
+        .await
+        .unwrap()
+        .profile;
+    for isolation in [Isolation::Vm, Isolation::Container] {
+        store.set_isolation(&agent.id, isolation).await.unwrap();
+        let found = store.agents().await.unwrap().readable.remove(0).profile;
+        let expected = AgentSpec {
+            isolation,
+            ..agent.spec.clone()
+        };
+        assert_eq!(found.spec, expected, "and nothing else of it changes");
+    }
+    let missing = store.set_isolation(&Id::random(), Isolation::Vm).await;
+    assert!(matches!(missing, Err(StoreError::NotFound { .. })));
+}
+
 pub(super) async fn volumes_have_names_of_their_own_and_are_deleted_once(store: &dyn Store) {
     let volume = |workspace: &str, name: &str| VolumeRecord {
         id: Id::random(),
@@ -425,6 +444,7 @@ macro_rules! conformance {
             a_change_of_state_comes_with_its_event_and_its_box
             a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_state
             a_network_policy_is_replaced
+            an_isolation_is_changed_alone
             a_change_of_an_agent_that_is_not_there_is_refused
             events_go_with_their_agent
             events_are_followed_of_one_agent_or_of_a_workspace

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use dorm_engine::Id;
 use dorm_engine::network::Policy;
+use dorm_engine::{Id, Isolation};
 
 use super::conformance::{SLOTS, new_agent};
 use super::{Store, StoreError};
@@ -68,6 +68,7 @@ pub(super) async fn a_kept_snapshot_outlives_its_agent(store: &dyn Store) {
         label: "name".to_owned(),
         kind: SnapshotKind::Full,
         parent: None,
+        isolation: Isolation::default(),
         size: 9,
         origin: kept.then(|| Origin::of(&profile, &Reach::default(), &Policy::default())),
     };
@@ -118,6 +119,7 @@ pub(super) async fn host_uids_of_a_fork_or_a_kept_snapshot_are_given_to_nobody_e
         label: String::new(),
         kind: SnapshotKind::Full,
         parent: None,
+        isolation: Isolation::default(),
         size: 9,
         origin: Some(Origin::of(&third, &Reach::default(), &Policy::default())),
     };

@@ -1,6 +1,6 @@
 //! What every store must do for agents that sleep, are held, followed and snapshotted.
 
-use dorm_engine::Id;
+use dorm_engine::{Id, Isolation};
 
 use super::conformance::{SLOTS, new_agent};
 use super::{Store, StoreError};
@@ -130,6 +130,7 @@ pub(super) async fn snapshots_are_kept_in_order_and_the_agent_is_at_the_last(sto
             label: "before".to_owned(),
             kind,
             parent: snapshots.last().map(|last: &SnapshotRecord| last.id.clone()),
+            isolation: Isolation::default(),
             size: 9,
             origin: None,
         };

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use dorm_engine::Id;
 use dorm_engine::network::Policy;
+use dorm_engine::{Id, Isolation};
 
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
@@ -133,6 +133,15 @@ impl Store for MemoryStore {
         let mut tables = self.tables();
         let found = tables.agents.iter_mut().find(|known| known.profile.id == *agent);
         found.ok_or_else(|| missing("agent", agent.as_str()))?.reach = reach.clone();
+        Ok(())
+    }
+
+    async fn set_isolation(&self, id: &Id, isolation: Isolation) -> Result<()> {
+        let mut tables = self.tables();
+        let agent = tables.agents.iter_mut().find(|agent| agent.profile.id == *id);
+        let agent = agent.ok_or_else(|| missing("agent", id.as_str()))?;
+        agent.profile.spec.isolation = isolation;
+        tables.commits += 1;
         Ok(())
     }
 

@@ -4,8 +4,8 @@
 //! that an acknowledged transition costs one fsync. Every implementation passes `conformance`.
 
 use async_trait::async_trait;
-use dorm_engine::Id;
 use dorm_engine::network::Policy;
+use dorm_engine::{Id, Isolation};
 
 use crate::records::{
     AgentRecord, BuildRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Note,
@@ -90,6 +90,7 @@ pub trait Store: Send + Sync + 'static {
     /// Records what last went wrong with an agent's memory.
     async fn set_setback(&self, agent: &Id, setback: &Note) -> Result<()>;
     async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()>;
+    async fn set_isolation(&self, agent: &Id, isolation: Isolation) -> Result<()>;
     async fn set_network(&self, agent: &Id, policy: &Policy) -> Result<()>;
     /// Removes an agent, its events, and its snapshots that do not outlive it. Removing what is not there is no error.
     async fn delete_agent(&self, id: &Id) -> Result<()>;

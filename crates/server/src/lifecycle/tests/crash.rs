@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use dorm_engine::Isolation;
+
 use super::World;
 use crate::config::OnShutdown;
 use crate::faults::{Action, Point};
@@ -28,6 +30,7 @@ enum Act {
     DeleteSnapshot,
     RollBack,
     Fork,
+    Convert,
 }
 
 fn act_of(point: Point) -> Act {
@@ -60,6 +63,11 @@ fn act_of(point: Point) -> Act {
         | Point::RollBackMemoryBack
         | Point::RollBackMoved
         | Point::RollBackFinished => Act::RollBack,
+        Point::ConvertRecorded
+        | Point::ConvertBoxGone
+        | Point::ConvertHomeMade
+        | Point::ConvertMoved
+        | Point::ConvertFinished => Act::Convert,
         Point::ForkHomeMade | Point::ForkImageMade | Point::ForkRecorded | Point::ForkMade => Act::Fork,
         Point::DeleteRecorded
         | Point::DeleteBoxGone
@@ -101,6 +109,7 @@ async fn die_at(point: Point, act: Act, lifetime: Lifetime, reboot: bool) -> Wor
             | Act::Hibernate
             | Act::Settle
             | Act::Snapshot
+            | Act::Convert
             | Act::Fork => {}
         }
         if act == Act::Thaw {
@@ -138,6 +147,7 @@ async fn die_at(point: Point, act: Act, lifetime: Lifetime, reboot: bool) -> Wor
                 Ok(snapshot) => agent.roll_back(&snapshot).await.map(drop),
                 Err(trouble) => Err(trouble),
             },
+            Act::Convert => agent.set_isolation(Isolation::Gvisor).await,
             Act::Fork => {
                 let names = vec!["fork".to_owned()];
                 registry.fork(&agent, names, None, false, false).await.map(drop)
@@ -169,6 +179,7 @@ async fn a_crash_at_any_point_leaves_nothing_that_the_next_daemon_does_not_put_i
             (Act::Create, Point::CreateHomeMade) | (Act::Delete, _) => None,
             (Act::Start, Point::StartFinished) => Some(State::Running),
             (Act::Create | Act::Start | Act::Stop | Act::StopAsleep | Act::Settle, _) => Some(State::Stopped),
+            (Act::Convert, _) => Some(State::Stopped),
             (Act::Pause, Point::FreezeRecorded) => Some(State::Standby),
             (Act::Thaw, Point::ThawRecorded) => Some(State::Running),
             (Act::Pause, _) => Some(State::Running),
@@ -193,8 +204,21 @@ async fn a_crash_at_any_point_leaves_nothing_that_the_next_daemon_does_not_put_i
                 Act::RollBack if point == Point::RollBackFinished => Some("a secret"),
                 Act::WakeInVain if point == Point::WakeSetAside => Some(""),
                 Act::Create | Act::Start | Act::Stop | Act::StopAsleep | Act::Settle | Act::RollBack => None,
+                Act::Convert => Some(""),
                 _ => Some("a secret"),
             };
+            let moved = matches!(point, Point::ConvertMoved | Point::ConvertFinished);
+            let isolation = if moved {
+                Isolation::Gvisor
+            } else {
+                Isolation::Container
+            };
+            assert_eq!(agent.isolation(), isolation, "{point:?}");
+            assert_eq!(
+                world.engine.last_spec().unwrap().isolation,
+                isolation,
+                "{point:?}"
+            );
             let found = world.engine.memory(&agent.profile.id);
             assert!(
                 memory.is_none() || found.as_deref() == memory,

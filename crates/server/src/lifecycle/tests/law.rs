@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dorm_engine::Id;
+use dorm_engine::{Id, Isolation};
 use proptest::prelude::*;
 
 use crate::lifecycle::decide::{
@@ -37,6 +37,10 @@ fn requests() -> impl Strategy<Value = Request> {
         kinds().prop_map(|kind| Request::RollBack {
             snapshot: Id::random(),
             kind
+        }),
+        Just(Request::Convert {
+            to: Isolation::Vm,
+            grace: Duration::from_secs(1)
         }),
         Just(Request::Delete),
         proptest::bool::ANY.prop_map(|saved| Request::BoxExited {
@@ -85,6 +89,9 @@ proptest! {
             Decision::Refuse(Refusal::NothingRuns) => {
                 let asleep = [Rest::Stopped, Rest::Failed].map(Situation::At);
                 prop_assert!(asleep.contains(&situation));
+            }
+            Decision::Refuse(Refusal::Ephemeral) => {
+                prop_assert!(at_rest && lifetime == Lifetime::Ephemeral);
             }
             Decision::Done => {}
         }
@@ -143,6 +150,7 @@ proptest! {
                 prop_assert_eq!(reached, Next::Gone);
             }
             Request::Stop { .. } => prop_assert_eq!(reached, Next::Rest(Rest::Stopped)),
+            Request::Convert { .. } => prop_assert_eq!(reached, Next::Rest(Rest::Stopped)),
             Request::Delete => prop_assert_eq!(reached, Next::Gone),
             Request::BoxExited { .. } => prop_assert_ne!(reached, Next::Rest(Rest::Running)),
         }

@@ -19,6 +19,7 @@ use crate::records::{
 use crate::store::Store as _;
 use crate::store::memory::MemoryStore;
 
+mod convert;
 mod crash;
 mod drive;
 mod durable;

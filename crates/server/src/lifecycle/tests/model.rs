@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dorm_engine::Isolation;
 use proptest::prelude::*;
 
 use super::{World, reaches, vanishes};
@@ -18,6 +19,7 @@ enum Step {
     Pause { fails: bool },
     Hibernate { fails: bool },
     MakeDurable { fails: bool },
+    Convert { fails: bool },
     BoxEnds,
     Restart,
     Reboot,
@@ -34,6 +36,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => often().prop_map(|fails| Step::Pause { fails }),
         3 => often().prop_map(|fails| Step::Hibernate { fails }),
         2 => often().prop_map(|fails| Step::MakeDurable { fails }),
+        2 => often().prop_map(|fails| Step::Convert { fails }),
         2 => Just(Step::BoxEnds),
         2 => Just(Step::Restart),
         1 => Just(Step::Reboot),
@@ -99,6 +102,11 @@ fn expected(model: Model, lifetime: Lifetime, step: Step) -> Model {
         (Step::Hibernate { .. }, _) => model,
         (Step::MakeDurable { fails: false }, Standby) => Model { saved: true, ..model },
         (Step::MakeDurable { .. }, _) => model,
+        (Step::Convert { .. }, _) if ephemeral => model,
+        // Whether it was converted or not, it was stopped for that; and goes on, if there was something to go on with.
+        (Step::Convert { .. }, Running | Standby) => model.only_files(Some(Running)),
+        (Step::Convert { .. }, _) if model.saved => model.only_files(Some(Running)),
+        (Step::Convert { .. }, _) => model.only_files(Some(Stopped)),
         (Step::Stop { .. }, Stopped) => model,
         (Step::Stop { .. }, Failed | Hibernated) if ephemeral => model.only_files(None),
         (Step::Stop { fails: true }, Failed | Hibernated) => model.without_box(Some(Failed)),
@@ -111,6 +119,13 @@ fn expected(model: Model, lifetime: Lifetime, step: Step) -> Model {
         (Step::Reboot | Step::BoxEnds, Standby) if model.saved => model.at(Hibernated),
         (Step::BoxEnds | Step::Reboot, Running | Standby) => model.only_files(ended),
         (Step::BoxEnds | Step::Reboot | Step::Restart | Step::StoreFails, _) => model,
+    }
+}
+
+fn other(isolation: Isolation) -> Isolation {
+    match isolation {
+        Isolation::Container => Isolation::Gvisor,
+        Isolation::Gvisor | Isolation::Vm => Isolation::Container,
     }
 }
 
@@ -137,6 +152,11 @@ fn declare(world: &World, step: Step, model: Model, lifetime: Lifetime) -> bool 
                 return false;
             }
             engine.fail_next_stop("declared");
+        }
+        // Refused.
+        (Step::Convert { .. }, _) if lifetime == Lifetime::Ephemeral => {}
+        (Step::Convert { fails: true }, _) => {
+            engine.fail_next_conversion(dorm_engine::EngineError::NoSpace { free: 0 });
         }
         (Step::Delete { fails: true }, _) => world.homes.fail_next_delete("declared"),
         (Step::Pause { fails: true }, Running) => engine.fail_next_freeze("declared"),
@@ -174,6 +194,7 @@ async fn live(lifetime: Lifetime, steps: Vec<Step>) {
             Step::Pause { .. } => Some(agent.pause().await),
             Step::Hibernate { .. } => Some(agent.hibernate("asked").await),
             Step::MakeDurable { .. } => Some(agent.make_durable().await),
+            Step::Convert { .. } => Some(agent.set_isolation(other(agent.isolation())).await),
             Step::BoxEnds => {
                 if world.engine.is_running(&agent.profile.id)
                     && matches!(before.state, Some(State::Running | State::Standby))
@@ -282,6 +303,9 @@ async fn crowd(lifetime: Lifetime, steps: Vec<Step>) {
             Step::MakeDurable { .. } => {
                 asking.push(tokio::spawn(async move { drop(agent.make_durable().await) }));
             }
+            Step::Convert { .. } => asking.push(tokio::spawn(async move {
+                drop(agent.set_isolation(other(agent.isolation())).await);
+            })),
             Step::BoxEnds => {
                 if world.engine.is_running(&agent.profile.id) {
                     world.engine.kill(&agent.profile.id, "declared");

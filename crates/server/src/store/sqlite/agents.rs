@@ -1,7 +1,7 @@
 //! Agents and their events.
 
-use dorm_engine::Id;
 use dorm_engine::network::Policy;
+use dorm_engine::{Id, Isolation};
 use sqlx::{Sqlite, Transaction};
 
 use super::sandboxes::insert_sandbox;
@@ -154,6 +154,16 @@ impl SqliteStore {
             .execute(&self.writer)
             .await
             .map_err(database("recorded who may reach an agent"))?;
+        found(agent, updated.rows_affected())
+    }
+
+    pub(super) async fn do_set_isolation(&self, agent: &Id, isolation: Isolation) -> Result<()> {
+        let updated = sqlx::query("UPDATE agents SET spec = json_set(spec, '$.isolation', ?) WHERE id = ?")
+            .bind(isolation.as_str())
+            .bind(agent.as_str())
+            .execute(&self.writer)
+            .await
+            .map_err(database("recorded an isolation"))?;
         found(agent, updated.rows_affected())
     }
 

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dorm_engine::Id;
 use dorm_engine::network::Policy;
 use dorm_engine::reserve::Reserve;
+use dorm_engine::{Id, Isolation};
 use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 
@@ -134,6 +134,10 @@ impl Store for SqliteStore {
 
     async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()> {
         self.do_set_reach(agent, reach).await
+    }
+
+    async fn set_isolation(&self, agent: &Id, isolation: Isolation) -> Result<()> {
+        self.do_set_isolation(agent, isolation).await
     }
 
     async fn set_network(&self, agent: &Id, policy: &Policy) -> Result<()> {

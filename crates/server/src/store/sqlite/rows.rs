@@ -189,6 +189,7 @@ pub(super) fn snapshot(row: &SqliteRow) -> Result<SnapshotRecord> {
             label: columns.get("label")?,
             kind: columns.parse("kind")?,
             parent: parent?.and_then(|id| id.parse().ok()),
+            isolation: columns.parse("isolation")?,
             size: columns.unsigned("size")?,
             origin: if kept {
                 Some(columns.json("origin")?)

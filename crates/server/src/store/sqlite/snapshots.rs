@@ -11,8 +11,8 @@ impl SqliteStore {
         const DOING: &str = "added a snapshot";
         let mut tx = self.writer.begin().await.map_err(database(DOING))?;
         sqlx::query(
-            "INSERT INTO snapshots (id, agent, made, label, kind, parent, size, origin) \
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO snapshots (id, agent, made, label, kind, parent, isolation, size, origin) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(snapshot.id.as_str())
         .bind(snapshot.agent.as_str())
@@ -20,6 +20,7 @@ impl SqliteStore {
         .bind(&snapshot.label)
         .bind(snapshot.kind.as_str())
         .bind(snapshot.parent.as_ref().map(Id::as_str))
+        .bind(snapshot.isolation.as_str())
         .bind(i64::try_from(snapshot.size).unwrap_or(i64::MAX))
         .bind(snapshot.origin.as_ref().map(json))
         .execute(&mut *tx)

@@ -1,4 +1,4 @@
-use dorm_engine::Id;
+use dorm_engine::{Id, Isolation};
 use sqlx::Executor as _;
 use tempfile::TempDir;
 
@@ -35,6 +35,7 @@ async fn damaged_rows_of_what_lies_on_disk_are_told() {
         label: String::new(),
         kind: SnapshotKind::Full,
         parent: None,
+        isolation: Isolation::default(),
         size: 1,
         origin: None,
     };

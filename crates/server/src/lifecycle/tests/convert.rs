@@ -1,0 +1,130 @@
+//! Agents that get another isolation.
+
+use dorm_engine::{EngineError, Isolation, VolumeMount};
+
+use super::{World, reaches};
+use crate::lifecycle::{Trouble, decide::Refusal};
+use crate::records::{Lifetime, SnapshotKind, State};
+
+#[tokio::test]
+async fn an_agent_that_ran_runs_with_its_new_isolation_and_without_its_memory() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "a secret");
+    agent.set_isolation(Isolation::Gvisor).await.unwrap();
+    assert_eq!(
+        (agent.state(), agent.isolation()),
+        (State::Running, Isolation::Gvisor)
+    );
+    assert_eq!(world.engine.memory(&agent.profile.id).as_deref(), Some(""));
+    assert_eq!(world.engine.last_spec().unwrap().isolation, Isolation::Gvisor);
+    assert_eq!(world.engine.conversions(), [Isolation::Gvisor]);
+    world.assert_in_order().await;
+
+    let starts = world.engine.starts();
+    agent.set_isolation(Isolation::Gvisor).await.unwrap();
+    assert_eq!(world.engine.starts(), starts, "it is so already");
+}
+
+#[tokio::test]
+async fn one_that_was_stopped_stays_stopped_and_knows_it_after_a_restart() {
+    let mut world = World::new().await;
+    let agent = world.stopped("one").await;
+    agent.set_isolation(Isolation::Gvisor).await.unwrap();
+    assert_eq!(agent.state(), State::Stopped);
+    assert_eq!(agent.published().status.reason, "its isolation is gvisor now");
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    assert_eq!(agent.isolation(), Isolation::Gvisor);
+    agent.ensure_running().await.unwrap();
+    assert_eq!(world.engine.last_spec().unwrap().isolation, Isolation::Gvisor);
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_home_that_cannot_be_converted_leaves_the_agent_as_it_was() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    world
+        .engine
+        .fail_next_conversion(EngineError::NoSpace { free: 0 });
+    let trouble = agent.set_isolation(Isolation::Gvisor).await.unwrap_err();
+    assert!(trouble.is_no_space(), "{trouble:?}");
+    assert_eq!(
+        (agent.state(), agent.isolation()),
+        (State::Running, Isolation::Container)
+    );
+    world.assert_in_order().await;
+
+    agent.stop(None).await.unwrap();
+    world
+        .engine
+        .fail_next_conversion(EngineError::NoSpace { free: 0 });
+    agent.set_isolation(Isolation::Gvisor).await.unwrap_err();
+    assert_eq!(agent.state(), State::Stopped);
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn an_ephemeral_agent_and_one_with_volumes_are_refused_and_left_alone() {
+    let world = World::new().await;
+    let agent = world.create("passing", Lifetime::Ephemeral, true).await.unwrap();
+    let refused = agent.set_isolation(Isolation::Gvisor).await;
+    assert!(
+        matches!(refused, Err(Trouble::Refused(Refusal::Ephemeral))),
+        "{refused:?}"
+    );
+    assert_eq!(agent.state(), State::Running);
+
+    let mut creation = World::creation("two", Lifetime::Persistent, true);
+    creation.spec.volumes.push(VolumeMount {
+        volume: dorm_engine::Id::random(),
+        path: "/data".to_owned(),
+    });
+    let agent = world.registry.create(creation).await.unwrap();
+    let refused = agent.set_isolation(Isolation::Vm).await.unwrap_err();
+    assert!(refused.in_full().contains("cannot mount volumes"), "{refused:?}");
+    assert_eq!(agent.state(), State::Running);
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn memory_of_another_isolation_is_refused_and_files_are_not() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    world.homes.write(&agent.profile.id, "old");
+    let full = agent.snapshot("full", SnapshotKind::Full).await.unwrap();
+    let files = agent.snapshot("files", SnapshotKind::Files).await.unwrap();
+    agent.set_isolation(Isolation::Gvisor).await.unwrap();
+    world.homes.write(&agent.profile.id, "new");
+    world.engine.remember(&agent.profile.id, "a secret");
+
+    let refused = agent.roll_back(&full).await;
+    assert!(
+        matches!(refused, Err(Trouble::OtherIsolation { .. })),
+        "{refused:?}"
+    );
+    let forked = world
+        .registry
+        .fork(&agent, vec!["fork".to_owned()], Some(full.clone()), false, true)
+        .await;
+    assert!(matches!(forked, Err(Trouble::OtherIsolation { .. })));
+    assert_eq!(
+        world.engine.memory(&agent.profile.id).as_deref(),
+        Some("a secret")
+    );
+    assert_eq!(agent.snapshots().await.unwrap().len(), 2, "nothing was begun");
+    let copies = world
+        .registry
+        .fork(&agent, vec!["copy".to_owned()], Some(full.clone()), true, true)
+        .await
+        .unwrap();
+    assert_eq!(copies[0].isolation(), Isolation::Gvisor);
+
+    agent.roll_back(&files).await.unwrap();
+    assert_eq!(world.homes.content(&agent.profile.id).as_deref(), Some("old"));
+    agent.set_isolation(Isolation::Container).await.unwrap();
+    agent.roll_back(&full).await.unwrap();
+    reaches(&agent, State::Running).await;
+    world.assert_in_order().await;
+}
