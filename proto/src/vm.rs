@@ -23,6 +23,8 @@ pub const INIT: &str = "/init";
 pub const MODULES: &str = "/modules";
 /// Where those are that are loaded once the guest serves.
 pub const LATER_MODULES: &str = "/later";
+/// On the kernel's command line, if the machine's second disk holds the kernel's modules.
+pub const WITH_MODULES: &str = "dorm.modules";
 /// Longest order and longest answer.
 pub const MAX_MESSAGE: usize = 256 * 1024;
 

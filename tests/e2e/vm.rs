@@ -103,6 +103,11 @@ fn a_machine_has_a_kernel_of_its_own_and_what_containers_deny() -> Result<()> {
          && echo inside > /mnt/image/file && umount /mnt/image && mount -o loop /root/image /mnt/image && cat /mnt/image/file",
     )?;
     ensure!(mounted.trim() == "inside", "{mounted}");
+    // The kernel asks for what it misses: here for what stands behind packet filters.
+    let asked = agent.python("import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)")?;
+    ensure!(asked.code == 0, "{asked}");
+    let modules = agent.root_text("grep -o '^nfnetlink ' /proc/modules; ls /lib/modules/$(uname -r)/modules.dep")?;
+    ensure!(modules.starts_with("nfnetlink"), "{modules}");
 
     // What goes in and out: files, ports, the network under the same rules as everybody's.
     agent.sh("echo given > ~/given")?.succeeded()?;

@@ -67,6 +67,7 @@ fn main() -> ExitCode {
             report(machine::enter())
         }
         [machine::SECOND_STAGE] => report(machine()),
+        [flag, end, module] if [*flag, *end] == machine::CALLED_WITH => report(machine::load_by_name(module)),
         [] => report(init()),
         _ => {
             eprintln!("usage: dorm-guest [--version | --standalone SOCKET]");

@@ -7,11 +7,13 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use dorm_sys::confine::SystemCallFilter;
 use dorm_sys::mount::{Detached, NODEV, NOEXEC, NOSUID, RDONLY};
+use rustix::fs::{FileType, Mode};
 use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
@@ -38,6 +40,9 @@ pub(super) const FILES: &str = "/files";
 pub(crate) const MEMORY: &str = "/memory";
 pub(crate) const KERNEL: &str = "/kernel";
 pub(crate) const INITRD: &str = "/initrd";
+pub(crate) const MODULES: &str = "/modules";
+/// The device of the processor's own means, on the host and for the process.
+pub(crate) const KVM: &str = "/dev/kvm";
 /// The descriptor of the machine's network interface.
 pub(crate) const TAP_FD: i32 = 3;
 
@@ -48,18 +53,28 @@ pub(crate) struct Machine {
     pub(crate) arguments: Vec<String>,
     pub(crate) kernel: PathBuf,
     pub(crate) initrd: PathBuf,
+    /// A disk with the modules of the kernel.
+    pub(crate) modules: Option<PathBuf>,
+    /// Whether it may use the processor's own means.
+    pub(crate) kvm: bool,
     /// The name of the network interface that is made for it, on the host.
     pub(crate) interface: String,
 }
 
 impl Machine {
     /// What the process sees of the host, in the order in which it is mounted. Nothing of it can be written.
-    pub(super) fn bind_mounts(&self) -> io::Result<Vec<Detached>> {
+    pub(super) fn bind_mounts(&self, user: u32) -> io::Result<Vec<Detached>> {
         let mut mounts = vec![
             bind(&self.program, RDONLY | NOSUID | NODEV, NOEXEC)?,
             bind(&self.kernel, RDONLY | NOSUID | NODEV | NOEXEC, 0)?,
             bind(&self.initrd, RDONLY | NOSUID | NODEV | NOEXEC, 0)?,
         ];
+        if let Some(modules) = &self.modules {
+            mounts.push(bind(modules, RDONLY | NOSUID | NODEV | NOEXEC, 0)?);
+        }
+        if self.kvm {
+            mounts.push(device_of(Path::new(KVM), user)?);
+        }
         mounts.extend(shared_mounts()?);
         Ok(mounts)
     }
@@ -74,6 +89,8 @@ impl Machine {
         rustix::process::setsid().step("make a session")?;
         let places = [DISK, PROGRAM, KERNEL, INITRD]
             .into_iter()
+            .chain(self.modules.iter().map(|_| MODULES))
+            .chain(self.kvm.then_some(KVM))
             .chain(DEVICES)
             .chain(shared())
             .chain([MEMORY]);
@@ -99,6 +116,30 @@ impl Machine {
 pub(super) fn shared() -> impl Iterator<Item = &'static str> {
     // Asked of the host before the pivot, and of the new root not at all.
     SHARED.into_iter().filter(|folder| Path::new(folder).is_dir())
+}
+
+/// A device of the host's under another owner: who may use the original is for the host to say.
+fn device_of(device: &Path, user: u32) -> io::Result<Detached> {
+    let found = fs::metadata(device)?;
+    let folder = tempfile::tempdir()?;
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    rustix::mount::mount("tmpfs", folder.path(), "tmpfs", flags, c"mode=700,size=4k")?;
+    let made = (|| {
+        let node = folder.path().join("device");
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &node,
+            FileType::CharacterDevice,
+            mode,
+            found.rdev(),
+        )?;
+        std::os::unix::fs::chown(&node, Some(user), Some(user))?;
+        bind(&node, NOSUID | NOEXEC, NODEV)
+    })();
+    // What is attached nowhere stays until nobody has it.
+    rustix::mount::unmount(folder.path(), rustix::mount::UnmountFlags::DETACH)?;
+    made
 }
 
 /// [`DEVICES`] and what is [`shared`], in this order.

@@ -396,7 +396,7 @@ fn bind_mounts(spec: &Spec) -> io::Result<Vec<Detached>> {
         }
     }
     if let Job::Machine(machine) = &spec.job {
-        mounts.extend(machine.bind_mounts()?);
+        mounts.extend(machine.bind_mounts(spec.uid_base)?);
     }
     if let Job::MakeDisk(disk) = &spec.job {
         mounts.extend(disk.bind_mounts()?);

@@ -1,9 +1,10 @@
 //! The command line of a machine.
 
+use dorm_proto::vm::WITH_MODULES;
 use serde::{Deserialize, Serialize};
 
 use super::qemu::Accelerator;
-use crate::launch::machine::{DISK, INITRD, KERNEL, MEMORY, TAP_FD};
+use crate::launch::machine::{DISK, INITRD, KERNEL, MEMORY, MODULES, TAP_FD};
 
 /// Abstract sockets in the network namespace of a machine's process, where nobody else is.
 pub(crate) const GUEST_SOCKET: &str = "dorm-guest";
@@ -18,6 +19,9 @@ pub(crate) struct Hardware {
     pub(crate) processors: u32,
     /// Bytes.
     pub(crate) memory: u64,
+    /// Whether it has a second disk, with the modules of its kernel.
+    #[serde(default)]
+    pub(crate) modules: bool,
 }
 
 impl Hardware {
@@ -25,6 +29,8 @@ impl Hardware {
     /// may decide it if a state is to move. It is what distributions call x86-64-v2, and more for cryptography.
     fn processor(&self) -> &'static str {
         match self.accelerator {
+            // The same, and refused on a processor that has less.
+            Accelerator::Kvm => "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+aes,+pclmulqdq,+rdrand,enforce",
             Accelerator::Tcg => "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+aes,+pclmulqdq,+rdrand",
         }
     }
@@ -32,6 +38,7 @@ impl Hardware {
     /// With `waiting`, the machine waits for a state to be loaded.
     pub(crate) fn arguments(&self, waiting: bool) -> Vec<String> {
         let accelerator = match self.accelerator {
+            Accelerator::Kvm => "kvm",
             // Half of what code translated at run time may take otherwise is plenty for one box.
             Accelerator::Tcg => "tcg,thread=multi,tb-size=128",
         };
@@ -72,7 +79,11 @@ impl Hardware {
         add("kernel", KERNEL.to_owned());
         add("initrd", INITRD.to_owned());
         // A panic ends the machine, and with it the box.
-        add("append", "console=ttyS0 quiet panic=-1 no_timer_check".to_owned());
+        let mut told = "console=ttyS0 quiet panic=-1 no_timer_check".to_owned();
+        if self.modules {
+            told = format!("{told} {WITH_MODULES}");
+        }
+        add("append", told);
         add("chardev", "ringbuf,id=console,size=16384".to_owned());
         add("serial", "chardev:console".to_owned());
         add(
@@ -92,11 +103,77 @@ impl Hardware {
             format!("virtserialport,chardev=guest,name={}", dorm_proto::vm::PORT_NAME),
         );
         add("device", "virtio-balloon-pci,free-page-reporting=on".to_owned());
+        if self.modules {
+            add(
+                "blockdev",
+                format!("driver=file,node-name=modules,filename={MODULES},read-only=on"),
+            );
+            // The last, so that the other devices are where they are without it.
+            add("device", "virtio-blk-pci,drive=modules".to_owned());
+        }
         add("chardev", socket("monitor", MONITOR_SOCKET));
         add("mon", "chardev=monitor,mode=control".to_owned());
         if waiting {
             add("incoming", "defer".to_owned());
         }
         arguments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hardware(accelerator: Accelerator, modules: bool) -> Hardware {
+        Hardware {
+            machine: "pc-q35-7.2".to_owned(),
+            accelerator,
+            processors: 2,
+            memory: 256 << 20,
+            modules,
+        }
+    }
+
+    /// The value behind each time that an option is given.
+    fn values<'a>(arguments: &'a [String], option: &str) -> Vec<&'a str> {
+        let pairs = arguments.iter().zip(&arguments[1..]);
+        pairs
+            .filter(|(one, _)| *one == option)
+            .map(|(_, value)| value.as_str())
+            .collect()
+    }
+
+    #[test]
+    fn what_the_machine_sees_does_not_depend_on_what_runs_it() {
+        let [kvm, tcg] = [Accelerator::Kvm, Accelerator::Tcg].map(|by| hardware(by, true).arguments(true));
+        assert_eq!(values(&kvm, "-accel"), ["kvm"]);
+        assert!(values(&tcg, "-accel")[0].starts_with("tcg"));
+        let features = |arguments| {
+            values(arguments, "-cpu")[0]
+                .trim_end_matches(",enforce")
+                .to_owned()
+        };
+        assert_eq!(features(&kvm), features(&tcg));
+        for model in ["host", "max"] {
+            assert!(!features(&kvm).contains(model), "its state could not move");
+        }
+        let differ = kvm.iter().zip(&tcg).filter(|(a, b)| a != b).count();
+        assert_eq!((differ, kvm.len()), (2, tcg.len()));
+    }
+
+    #[test]
+    fn devices_are_where_they_are_with_and_without_modules() {
+        let [with, without] =
+            [true, false].map(|modules| hardware(Accelerator::Tcg, modules).arguments(false));
+        let (with, without) = (values(&with, "-device"), values(&without, "-device"));
+        assert_eq!(with[..without.len()], without);
+        assert_eq!(with.len(), without.len() + 1);
+    }
+
+    #[test]
+    fn hardware_that_was_saved_before_there_were_modules_has_none() {
+        let saved = r#"{"machine":"pc-q35-7.2","accelerator":"tcg","processors":2,"memory":268435456}"#;
+        let read: Hardware = serde_json::from_str(saved).unwrap();
+        assert_eq!(read, hardware(Accelerator::Tcg, false));
     }
 }

@@ -101,6 +101,7 @@ impl Vm {
     /// Whether machines are as quick as an agent's owner would expect who has not asked for one.
     pub(crate) fn is_fast(&self) -> bool {
         self.qemu().is_ok_and(|qemu| match qemu.accelerator {
+            Accelerator::Kvm => true,
             Accelerator::Tcg => false,
         })
     }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cpio::Archive;
 use crate::guest_binary::GuestBinary;
+use crate::launch::machine::KVM;
 
 /// What `scripts/setup-vm` fetched.
 const KERNELS: &str = "/usr/local/lib/dorm/vm";
@@ -20,6 +21,8 @@ const FIX: &str = "scripts/setup-vm installs it";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Accelerator {
+    /// The processor itself.
+    Kvm,
     /// QEMU's translator: it works wherever QEMU does, and is many times slower than the processor itself.
     Tcg,
 }
@@ -33,6 +36,8 @@ pub(crate) struct Qemu {
     pub(crate) accelerator: Accelerator,
     pub(crate) kernel: PathBuf,
     pub(crate) kernel_version: String,
+    /// A disk with all the modules of the kernel, where the set-up made one.
+    pub(crate) modules: Option<PathBuf>,
 }
 
 impl Qemu {
@@ -54,7 +59,11 @@ impl Qemu {
         Ok(Self {
             version: version_in(&version).unwrap_or_else(|| "of an unknown version".to_owned()),
             machine: newest_machine(&machines).ok_or("QEMU has no machine q35")?,
-            accelerator: Accelerator::Tcg,
+            accelerator: accelerator(
+                &fs::read_to_string(Path::new(KERNELS).join("accelerator")).unwrap_or_default(),
+                || fs::File::options().read(true).write(true).open(KVM).is_ok(),
+            ),
+            modules: Some(Path::new(KERNELS).join("modules")).filter(|disk| disk.is_file()),
             kernel,
             kernel_version: kernel_version
                 .trim()
@@ -66,8 +75,12 @@ impl Qemu {
 
     /// What there is, in words.
     pub(crate) fn describe(&self) -> String {
+        let by = match self.accelerator {
+            Accelerator::Kvm => "hardware acceleration (kvm)",
+            Accelerator::Tcg => "emulation (tcg): slow",
+        };
         format!(
-            "QEMU {}, {}, kernel {}; emulation (tcg): slow",
+            "QEMU {}, {}, kernel {}; {by}",
             self.version, self.machine, self.kernel_version
         )
     }
@@ -107,6 +120,14 @@ impl Qemu {
     }
 }
 
+/// What machines are run by: the processor, if the set-up has seen a kernel boot on it and the device can still be opened.
+fn accelerator(seen: &str, opens: impl Fn() -> bool) -> Accelerator {
+    match seen.trim() == "kvm" && opens() {
+        true => Accelerator::Kvm,
+        false => Accelerator::Tcg,
+    }
+}
+
 fn say(program: &Path, argument: &str) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(argument.split('=')).stdin(Stdio::null());
@@ -142,6 +163,16 @@ mod tests {
             pc-q35-7.1           Standard PC (Q35 + ICH9, 2009)\n";
         assert_eq!(newest_machine(listed).as_deref(), Some("pc-q35-7.2"));
         assert_eq!(newest_machine("none             empty machine\n"), None);
+    }
+
+    #[test]
+    fn the_processor_is_used_only_where_a_kernel_was_seen_to_boot_on_it() {
+        assert_eq!(accelerator("kvm\n", || true), Accelerator::Kvm);
+        assert_eq!(accelerator("kvm\n", || false), Accelerator::Tcg);
+        for seen in ["", "tcg\n", "kvm?"] {
+            let asked = || -> bool { panic!("there is nothing to open it for") };
+            assert_eq!(accelerator(seen, asked), Accelerator::Tcg);
+        }
     }
 
     #[test]

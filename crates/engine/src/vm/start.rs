@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use super::Vm;
 use super::command::Hardware;
-use super::qemu::Qemu;
+use super::qemu::{Accelerator, Qemu};
 use super::reach::{now_ms, too_late};
 use crate::host::{LiveBox, ended, failed, netns_of, record_of};
 use crate::launch::machine::{MEMORY, Machine};
@@ -39,6 +39,7 @@ impl Vm {
             accelerator: qemu.accelerator,
             processors: spec.limits.cpu_millis.div_ceil(1000).max(1),
             memory: spec.limits.memory.max(LEAST_MEMORY) >> 20 << 20,
+            modules: qemu.modules.is_some(),
         };
         let pool = &self.host.pool;
         pool.renew_machine_memory(&spec.id, hardware.memory).await?;
@@ -88,6 +89,21 @@ impl Vm {
     ) -> Result<Launched> {
         let pool = &self.host.pool;
         let group = self.group(spec, hardware)?;
+        let lacks = match hardware.accelerator {
+            _ if hardware.modules && qemu.modules.is_none() => {
+                Some("the disk with the modules of the kernel is gone; scripts/setup-vm makes it")
+            }
+            Accelerator::Kvm if qemu.accelerator != Accelerator::Kvm => {
+                Some("it was saved on a host with KVM, which does not work here")
+            }
+            Accelerator::Kvm | Accelerator::Tcg => None,
+        };
+        if let Some(reason) = lacks {
+            return Err(EngineError::NoEngine {
+                isolation: Isolation::Vm,
+                reason: reason.to_owned(),
+            });
+        }
         let machine = Machine {
             program: qemu.program.clone(),
             arguments: hardware.arguments(waiting),
@@ -95,6 +111,8 @@ impl Vm {
             initrd: qemu
                 .initrd(&self.host.guest)
                 .map_err(|e| failed("was given its first files")(e.into()))?,
+            modules: qemu.modules.clone().filter(|_| hardware.modules),
+            kvm: hardware.accelerator == Accelerator::Kvm,
             interface: self.host.network.machine_interface(&spec.id),
         };
         let orders = launch::Spec {

@@ -10,17 +10,18 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use dorm_proto::boot::GUEST_PATH;
-use dorm_proto::vm::{INIT, LATER_MODULES, MODULES};
+use dorm_proto::vm::{INIT, LATER_MODULES, MODULES, WITH_MODULES};
 
-use crate::log::log;
+use super::modules;
 use crate::sys::check;
 
 /// The first argument of the program that [`enter`] becomes.
 pub(crate) const SECOND_STAGE: &str = "--machine";
 /// Where the modules are kept that are loaded later.
-pub(super) const KEPT_MODULES: &str = "/run/dorm/modules";
+pub(super) const KEPT_MODULES: &str = "/run/dorm/later";
 
 const ROOT_DISK: &str = "/dev/vda";
+const MODULES_DISK: &str = "/dev/vdb";
 const NEW_ROOT: &str = "/root";
 const DISK_WITHIN: Duration = Duration::from_secs(60);
 
@@ -29,7 +30,7 @@ pub(crate) fn enter() -> io::Result<()> {
     for (kind, at) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
         mount(kind, at, kind, libc::MS_NOSUID, "")?;
     }
-    load_modules(MODULES);
+    modules::load_all(MODULES);
     wait_for(ROOT_DISK)?;
     fs::create_dir_all(NEW_ROOT)?;
     mount(
@@ -77,6 +78,10 @@ pub(crate) fn enter() -> io::Result<()> {
     std::os::unix::fs::chroot(".")?;
     std::env::set_current_dir("/")?;
     mount_rest()?;
+    if let Err(e) = use_modules() {
+        // A box can do much without.
+        eprintln!("the kernel's modules are not there: {e}");
+    }
     Err(std::process::Command::new(GUEST_PATH)
         .arg(SECOND_STAGE)
         .env_clear()
@@ -85,6 +90,15 @@ pub(crate) fn enter() -> io::Result<()> {
             "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         )
         .exec())
+}
+
+fn use_modules() -> io::Result<()> {
+    let told = fs::read_to_string("/proc/cmdline")?;
+    if !told.split_whitespace().any(|word| word == WITH_MODULES) {
+        return Ok(());
+    }
+    wait_for(MODULES_DISK)?;
+    modules::use_disk(MODULES_DISK)
 }
 
 /// What programs expect below /dev, and a tree of control groups for whoever makes containers of their own.
@@ -121,28 +135,6 @@ fn mount_rest() -> io::Result<()> {
         plain | libc::MS_NODEV,
         "nsdelegate",
     )
-}
-
-/// Loads every module of a folder, in the order of their names.
-pub(super) fn load_modules(folder: &str) {
-    let mut files: Vec<_> = fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|f| f.path())
-        .collect();
-    files.sort();
-    for path in files {
-        let loaded = fs::File::open(&path).and_then(|file| {
-            // SAFETY: the parameters are an empty string, and the descriptor is open.
-            let done = unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), c"".as_ptr(), 0) };
-            check(done as libc::c_int).map(drop)
-        });
-        match loaded {
-            Err(e) if e.raw_os_error() != Some(libc::EEXIST) => log!("{} is not loaded: {e}", path.display()),
-            _ => {}
-        }
-    }
 }
 
 fn keep_modules(at: &str) {

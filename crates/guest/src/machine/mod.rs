@@ -11,6 +11,7 @@
 mod archive;
 mod early;
 mod identity;
+mod modules;
 mod orders;
 mod port;
 
@@ -22,6 +23,7 @@ use dorm_proto::boot::BootConfig;
 use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use early::{SECOND_STAGE, enter};
+pub(crate) use modules::{CALLED_WITH, load_by_name};
 
 use crate::http::Server;
 use crate::log::log;
@@ -74,7 +76,7 @@ impl Machine {
 pub(crate) fn load_later_modules() {
     let loaded = std::thread::Builder::new()
         .name("modules".into())
-        .spawn(|| early::load_modules(early::KEPT_MODULES));
+        .spawn(|| modules::load_all(early::KEPT_MODULES));
     if let Err(e) = loaded {
         log!("no modules are loaded: {e}");
     }
