@@ -16,6 +16,7 @@ harness::tests![
     a_file_named_as_a_machines_disk_is_a_file_of_the_machine,
     a_machine_without_what_it_needs_is_refused_with_the_reason,
     an_agent_keeps_its_files_whatever_isolation_it_gets,
+    a_container_engine_of_the_boxs_own_goes_on_over_the_disk,
 ];
 
 /// Where `scripts/setup-vm` found no QEMU to be had, it said so, and there is nothing to test.
@@ -309,7 +310,7 @@ fn an_agent_keeps_its_files_whatever_isolation_it_gets() -> Result<()> {
     set("container")?.succeeded()?;
     let shown = agent.show()?;
     ensure!(shown["isolation"] == "container" && shown["state"] == "running", "{shown}");
-    ensure!(agent.root_text("cat /srv/kept/new && rm /srv/kept/new; ls -A /lost+found /srv 2>&1")?.contains("new"));
+    ensure!(agent.root_text("cat /srv/kept/new && rm /srv/kept/new && test ! -e /lost+found")? == "new");
     let now = agent.python(TELL_FILES)?.text()?;
     ensure!(now == told, "its files were\n{told}\nand are\n{now}");
     let events = agent.events()?;
@@ -319,5 +320,38 @@ fn an_agent_keeps_its_files_whatever_isolation_it_gets() -> Result<()> {
     server.dorm(&["rollback", &agent.name, snapshot.trim()])?.succeeded()?;
     let now = agent.python(TELL_FILES)?.text()?;
     ensure!(now == told, "its files were\n{told}\nand are\n{now}");
+    Ok(())
+}
+
+const PODMAN: &str = "from = \"base\"\napt = [\"podman\", \"crun\", \"iptables\", \"netavark\", \"busybox-static\"]\n";
+
+/// An image of one static program, so that no registry is needed; and a container that counts.
+const CONTAINER: &str = "mkdir -p /srv/image/bin && cp /bin/busybox /srv/image/bin && ln -sf busybox /srv/image/bin/sh \
+    && tar -C /srv/image -c . | podman import -q - local/box >/dev/null \
+    && podman run -d --name counter local/box /bin/sh -c \
+       'i=0; while :; do i=$((i+1)); echo $i > /count; /bin/busybox sleep 0.2; done'";
+
+fn a_container_engine_of_the_boxs_own_goes_on_over_the_disk() -> Result<()> {
+    needs_machines()?;
+    if std::env::var_os("DORM_E2E_ALL").is_none() {
+        return Err(Skip("it takes a minute or two; ./scripts/test --all-engines has it".to_owned()).into());
+    }
+    let server = Server::start_with(&harness::Options { builds: true, ..Default::default() })?;
+    let folder = tempfile::tempdir()?;
+    let recipe = folder.path().join("recipe.toml");
+    std::fs::write(&recipe, PODMAN)?;
+    server.dorm(&["template", "build", "podman", "-f", &recipe.display().to_string()])?.succeeded()?;
+    let agent = server.agent_with("podman", &["-T", "podman", "--isolation", "vm", "--memory", "1G", "--cpus", "2"])?;
+    let id = agent.root_text(CONTAINER)?;
+    let count = || -> Result<u64> { Ok(agent.root_text("podman exec counter /bin/busybox cat /count")?.trim().parse()?) };
+    let before = count()?;
+    let inside = agent.root_text("podman exec counter /bin/busybox ip -4 -o addr show dev eth0")?;
+    ensure!(inside.contains("inet 10."), "it is not on a bridge of its own: {inside}");
+
+    agent.hibernate()?;
+    agent.wake()?;
+    harness::eventually("the container goes on", || Ok((count()? > before + 2).then_some(())))?;
+    let now = agent.root_text("podman ps -q --no-trunc")?;
+    ensure!(now.trim() == id.trim(), "{now} is another than {id}");
     Ok(())
 }

@@ -98,6 +98,11 @@ impl Pool {
         let made = made.await;
         if made.is_err() {
             self.unstage(id).await;
+            // It may have been raised for a machine.
+            let limited = self.set_limit(id, size).await;
+            limited.unwrap_or_else(
+                |error| tracing::warn!(%id, error = %crate::chain(&error), "the home may hold more than it should"),
+            );
         }
         made
     }
