@@ -17,7 +17,9 @@ use super::links::Links;
 use super::network::Network;
 use super::registry::Context;
 use super::{Trouble, driver};
-use crate::records::{AgentRecord, HoldRecord, ImageRecord, Note, Origin, Profile, Reach, State, Status, now};
+use crate::records::{
+    AgentRecord, HoldRecord, ImageRecord, Note, Origin, Profile, Reach, State, Status, now,
+};
 
 /// How long a server may take to listen once its box is up.
 const COMING_UP: Duration = Duration::from_secs(10);
