@@ -34,6 +34,8 @@ mod packet;
 pub mod reserve;
 mod vm;
 
+pub use vm::bare::BareQemu;
+
 /// A part of a file that holds one tar archive.
 #[derive(Debug)]
 pub struct Layer {

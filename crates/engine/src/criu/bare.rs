@@ -55,6 +55,18 @@ impl Bare {
         self.cgroups.group(id.as_str())
     }
 
+    /// Bytes of memory of all processes of a box, each page divided among those that share it.
+    pub fn pss(&self, id: &Id) -> io::Result<u64> {
+        let mut kilobytes = 0;
+        for pid in self.group(id).processes()? {
+            let told = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+            let pss = told.lines().find_map(|line| line.strip_prefix("Pss:"));
+            let pss = pss.and_then(|text| text.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+            kilobytes += pss.ok_or(io::ErrorKind::InvalidData)?;
+        }
+        Ok(kilobytes << 10)
+    }
+
     pub fn freeze(&self, id: &Id) -> io::Result<()> {
         self.group(id).freeze()
     }

@@ -19,9 +19,9 @@ use crate::host::{LiveBox, ended, failed, record_of};
 use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, MemoryImage, Result};
 
 /// The state of the devices, as QEMU writes it.
-const STATE: &str = "state";
+pub(super) const STATE: &str = "state";
 /// [`Hardware`], as JSON.
-const HARDWARE: &str = "hardware.json";
+pub(super) const HARDWARE: &str = "hardware.json";
 
 impl Vm {
     /// Of a machine that stands still, which it goes on doing.

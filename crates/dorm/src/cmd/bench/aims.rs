@@ -1,14 +1,14 @@
 //! What is compared with what.
 
 use super::report::{Aim, Report};
-use super::{create, crowd, exec, files, host_files, proxy, runc, snapshot, spawn, standby, wake};
+use super::{create, crowd, engines, exec, files, host_files, proxy, runc, snapshot, spawn, standby, wake};
 
 const NONE: f64 = f64::INFINITY;
 /// The time that anything takes at seven tenths of another's throughput.
 const SEVEN_TENTHS: f64 = 1.42;
 
 /// Name, what, against what, and what the ratio should be at most.
-const AIMS: [(&str, &str, &str, f64); 20] = [
+const AIMS: [(&str, &str, &str, f64); 23] = [
     ("exec within 3 times of fork+exec", exec::NAME, spawn::FORK, 3.0),
     (
         "create + first exec below runc run",
@@ -68,6 +68,24 @@ const AIMS: [(&str, &str, &str, f64); 20] = [
         "wake from disk among many against few",
         crowd::WAKE_CROWDED,
         crowd::WAKE_ALONE,
+        1.3,
+    ),
+    (
+        "vm: wake from disk against QEMU alone, 256 MiB",
+        engines::VM.wake[0],
+        engines::VM.alone[0],
+        1.3,
+    ),
+    (
+        "vm: wake from disk against QEMU alone, 4 GiB",
+        engines::VM.wake[1],
+        engines::VM.alone[1],
+        1.3,
+    ),
+    (
+        "vm: wake from disk of 4 GiB against 256 MiB",
+        engines::VM.wake[1],
+        engines::VM.wake[0],
         1.3,
     ),
     (

@@ -4,6 +4,7 @@ mod aims;
 mod bare;
 mod create;
 mod crowd;
+mod engines;
 mod exec;
 mod files;
 mod host_files;
@@ -25,6 +26,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dorm_engine::criu::bare::Bare;
 use dorm_server::api::types::{Agent, Lifetime, NewAgent, Template};
+use dorm_server::isolation::Choice;
 
 use crate::cli::Global;
 use crate::client::wire::StartRequest;
@@ -46,7 +48,7 @@ pub(crate) struct Args {
     /// How often each is measured; what takes long a quarter as often, and transfers three times
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// Only these
+    /// Only these; `engines` is measured only if it is named
     #[arg(long, value_name = "NAME")]
     only: Vec<What>,
     /// How many forks `forks` makes
@@ -93,9 +95,11 @@ enum What {
     Hibernated,
     /// Bring a container back by podman and by runsc, where they are installed
     Peers,
+    /// Every isolation that works here, beside its own bare limit; in emulation that takes minutes
+    Engines,
 }
 
-const ALL: [What; 14] = [
+const ALL: [What; 15] = [
     What::Spawn,
     What::Exec,
     What::Proxy,
@@ -110,6 +114,7 @@ const ALL: [What; 14] = [
     What::Hibernated,
     What::HostFiles,
     What::Files,
+    What::Engines,
 ];
 
 /// What the measurements share.
@@ -140,9 +145,10 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         made: Mutex::default(),
         unbroken: Arc::default(),
     };
-    let chosen = ALL
-        .into_iter()
-        .filter(|what| args.only.is_empty() || args.only.contains(what));
+    let chosen = ALL.into_iter().filter(|what| match args.only.is_empty() {
+        true => *what != What::Engines,
+        false => args.only.contains(what),
+    });
     let result = tokio::select! {
         result = bench.measure(chosen, &args) => result,
         _ = tokio::signal::ctrl_c() => Err(Quiet(INTERRUPTED).into()),
@@ -182,6 +188,11 @@ impl Bench {
                 What::Forks => {
                     figures = crowd::forks(self, args.forks).await?;
                     Vec::new()
+                }
+                What::Engines => {
+                    let measured;
+                    (measured, figures) = engines::measure(self).await?;
+                    measured
                 }
                 What::Hibernated => {
                     let measured;
@@ -252,21 +263,26 @@ impl Bench {
 
     /// A new agent that runs.
     async fn agent(&self) -> Result<Agent> {
-        self.make(None).await
+        self.make(None, None, None).await
+    }
+
+    /// A new agent with this isolation and so much memory.
+    async fn agent_of(&self, isolation: Choice, memory: u64) -> Result<Agent> {
+        self.make(Some(isolation), Some(memory), None).await
     }
 
     /// A new agent whose home may hold so many bytes.
     async fn agent_with_disk(&self, bytes: u64) -> Result<Agent> {
-        self.make(Some(bytes)).await
+        self.make(None, None, Some(bytes)).await
     }
 
-    async fn make(&self, disk: Option<u64>) -> Result<Agent> {
+    async fn make(&self, isolation: Option<Choice>, memory: Option<u64>, disk: Option<u64>) -> Result<Agent> {
         let request = NewAgent {
-            isolation: None,
+            isolation,
             name: self.new_name(),
             template: Some(self.template.id.to_string()),
             cpus: None,
-            memory: None,
+            memory,
             disk,
             pids: None,
             env: Default::default(),

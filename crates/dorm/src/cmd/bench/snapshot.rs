@@ -135,7 +135,7 @@ os.sync()'",
     Ok(())
 }
 
-async fn take(bench: &Bench, agent: &Agent, files_only: bool) -> Result<Snapshot> {
+pub(super) async fn take(bench: &Bench, agent: &Agent, files_only: bool) -> Result<Snapshot> {
     let request = NewSnapshot {
         label: "bench".to_owned(),
         files_only,
@@ -146,7 +146,7 @@ async fn take(bench: &Bench, agent: &Agent, files_only: bool) -> Result<Snapshot
         .await
 }
 
-async fn forget(bench: &Bench, agent: &Agent, snapshot: &Snapshot) -> Result<()> {
+pub(super) async fn forget(bench: &Bench, agent: &Agent, snapshot: &Snapshot) -> Result<()> {
     let path = format!("/snapshots/{}", encode(snapshot.id.as_str()));
     bench.client.delete(&agent_path(&agent.name, &path)).await
 }

@@ -1,0 +1,255 @@
+//! Every isolation beside its own bare limit: what an agent with it costs, and how long it takes to be back.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use dorm_engine::BareQemu;
+use dorm_server::api::types::{Agent, Fork};
+use dorm_server::isolation::Choice;
+
+use super::report::{Figure, Measurement, Samples};
+use super::{Bench, exec, load, snapshot};
+use crate::client::agent_path;
+
+const SMALL: u64 = 256 << 20;
+const LARGE: u64 = 4 << 30;
+/// MiB that a process in each of the agents holds.
+const HELD: u32 = 64;
+/// What takes seconds in emulation is not done more often.
+const MOST: u32 = 10;
+
+/// What is measured of each.
+pub(super) struct Names {
+    create: &'static str,
+    exec: &'static str,
+    standby: &'static str,
+    pub(super) wake: [&'static str; 2],
+    pub(super) alone: [&'static str; 2],
+    snapshot: &'static str,
+    fork: &'static str,
+    size: &'static str,
+    running: &'static str,
+    standing_by: &'static str,
+}
+
+macro_rules! names {
+    ($kind:literal, $alone:literal) => {
+        Names {
+            create: concat!($kind, ": create + first exec"),
+            exec: concat!($kind, ": exec of true"),
+            standby: concat!($kind, ": wake from standby + exec of true"),
+            wake: [
+                concat!($kind, ": wake from disk, of 256 MiB"),
+                concat!($kind, ": wake from disk, of 4 GiB"),
+            ],
+            alone: [concat!($alone, ", of 256 MiB"), concat!($alone, ", of 4 GiB")],
+            snapshot: concat!($kind, ": live snapshot"),
+            fork: concat!($kind, ": fork that runs"),
+            size: concat!($kind, ": on disk, hibernated"),
+            running: concat!($kind, ": memory of all its processes (PSS), running"),
+            standing_by: concat!($kind, ": the same, in standby"),
+        }
+    };
+}
+
+const CONTAINER: Names = names!("container", "criu alone: restore");
+const GVISOR: Names = names!("gvisor", "runsc alone: restore");
+pub(super) const VM: Names = names!("vm", "QEMU alone: restore until the guest answers");
+
+pub(super) async fn measure(bench: &Bench) -> Result<(Vec<Measurement>, Vec<Figure>)> {
+    let (mut measured, mut figures) = (Vec::new(), Vec::new());
+    for (kind, names) in [
+        (Choice::Container, &CONTAINER),
+        (Choice::Gvisor, &GVISOR),
+        (Choice::Vm, &VM),
+    ] {
+        // Also what is made once for each template.
+        match bench.agent_of(kind, SMALL).await {
+            Ok(agent) => bench.delete(&agent.name).await?,
+            Err(why) => {
+                measured.push(Measurement::skipped(names.create, format!("{why:#}")));
+                continue;
+            }
+        }
+        let one = Of { bench, kind, names };
+        let (times, sizes) = one.measure().await?;
+        measured.extend(times);
+        figures.extend(sizes);
+    }
+    Ok((measured, figures))
+}
+
+struct Of<'a> {
+    bench: &'a Bench,
+    kind: Choice,
+    names: &'a Names,
+}
+
+impl Of<'_> {
+    fn runs(&self) -> u32 {
+        self.bench.slow_runs().min(MOST)
+    }
+
+    async fn measure(&self) -> Result<(Vec<Measurement>, Vec<Figure>)> {
+        let (bench, names) = (self.bench, self.names);
+        let mut samples = Samples::new()?;
+        for _ in 0..self.runs() {
+            let begun = Instant::now();
+            let agent = bench.agent_of(self.kind, SMALL).await?;
+            exec::run_true(&bench.client.guest(&agent.name, Some("root"))).await?;
+            samples.add(begun.elapsed())?;
+            bench.delete(&agent.name).await?;
+        }
+        let mut measured = vec![Measurement::new(names.create, &samples, None)];
+        let mut figures = Vec::new();
+        for (n, memory) in [SMALL, LARGE].into_iter().enumerate() {
+            let agent = bench.agent_of(self.kind, memory).await?;
+            if let Some(why) = load::missing(bench, &agent.name).await? {
+                bench.delete(&agent.name).await?;
+                return Ok((vec![Measurement::skipped(names.create, why)], Vec::new()));
+            }
+            if n == 0 {
+                figures.extend(self.weigh(&agent).await?);
+            }
+            load::hold(bench, &agent.name, HELD).await?;
+            if n == 0 {
+                measured.extend(self.awake(&agent).await?);
+            }
+            measured.extend(self.wake(&agent, n).await?);
+            if n == 0 {
+                bench.ask(&agent.name, "/hibernate").await?;
+                let shown: Agent = bench.client.get(&agent_path(&agent.name, "")).await?;
+                let size = shown.image_size.context("a hibernated agent has an image")?;
+                figures.push(Figure::mib(names.size, size as f64));
+            }
+            bench.delete(&agent.name).await?;
+        }
+        Ok((measured, figures))
+    }
+
+    /// What an agent in which nothing runs takes.
+    async fn weigh(&self, agent: &Agent) -> Result<Vec<Figure>> {
+        let Ok(bare) = &self.bench.bare else {
+            return Ok(Vec::new());
+        };
+        let running = bare.pss(&agent.id).context("cannot weigh a running agent")?;
+        self.bench.ask(&agent.name, "/pause").await?;
+        let standing_by = bare.pss(&agent.id).context("cannot weigh an agent in standby")?;
+        self.bench.ask(&agent.name, "/wake").await?;
+        Ok(vec![
+            Figure::mib(self.names.running, running as f64),
+            Figure::mib(self.names.standing_by, standing_by as f64),
+        ])
+    }
+
+    /// What does not lead over the disk.
+    async fn awake(&self, agent: &Agent) -> Result<Vec<Measurement>> {
+        let (bench, names) = (self.bench, self.names);
+        let guest = bench.client.guest(&agent.name, Some("root"));
+        let [mut run, mut standby, mut taken, mut forked] =
+            [Samples::new()?, Samples::new()?, Samples::new()?, Samples::new()?];
+        for round in 0..=self.runs() {
+            let begun = Instant::now();
+            exec::run_true(&guest).await?;
+            let ran = begun.elapsed();
+            bench.ask(&agent.name, "/pause").await?;
+            let begun = Instant::now();
+            exec::run_true(&guest).await?;
+            let woke = begun.elapsed();
+            let begun = Instant::now();
+            let kept = snapshot::take(bench, agent, false).await?;
+            let snapshot = begun.elapsed();
+            snapshot::forget(bench, agent, &kept).await?;
+            let fork = self.fork(agent).await?;
+            // The first round fills caches.
+            if round > 0 {
+                run.add(ran)?;
+                standby.add(woke)?;
+                taken.add(snapshot)?;
+                forked.add(fork)?;
+            }
+        }
+        Ok(vec![
+            Measurement::new(names.exec, &run, None),
+            Measurement::new(names.standby, &standby, None),
+            Measurement::new(names.snapshot, &taken, None),
+            Measurement::new(names.fork, &forked, None),
+        ])
+    }
+
+    async fn fork(&self, agent: &Agent) -> Result<Duration> {
+        let name = self.bench.new_name();
+        let request = Fork {
+            name: name.clone(),
+            count: None,
+            from: None,
+            files_only: false,
+            start: true,
+        };
+        let begun = Instant::now();
+        let path = agent_path(&agent.name, "/fork");
+        let _: Vec<Agent> = self.bench.client.post(&path, &request).await?;
+        let took = begun.elapsed();
+        self.bench.delete(&name).await?;
+        Ok(took)
+    }
+
+    /// To disk and back, beside what brings it back by itself.
+    async fn wake(&self, agent: &Agent, n: usize) -> Result<Vec<Measurement>> {
+        let bench = self.bench;
+        let (mut woken, mut alone) = (Samples::new()?, Samples::new()?);
+        let mut why = None;
+        for round in 0..=self.runs() {
+            bench.ask(&agent.name, "/hibernate").await?;
+            let restored = self.restored_alone(agent).await?;
+            let begun = Instant::now();
+            bench.ask(&agent.name, "/wake").await?;
+            let woke = begun.elapsed();
+            if round > 0 {
+                woken.add(woke)?;
+                match restored {
+                    Ok(took) => alone.add(took)?,
+                    Err(reason) => why = Some(reason),
+                }
+            }
+        }
+        load::still_held(bench, &agent.name).await?;
+        let alone = match why {
+            Some(why) => Measurement::skipped(self.names.alone[n], why),
+            None => Measurement::new(self.names.alone[n], &alone, None),
+        };
+        Ok(vec![Measurement::new(self.names.wake[n], &woken, None), alone])
+    }
+
+    /// The inner error says why there is nothing to compare with.
+    async fn restored_alone(&self, agent: &Agent) -> Result<Result<Duration, String>> {
+        let bare = match &self.bench.bare {
+            Ok(bare) => bare.clone(),
+            Err(why) => return Ok(Err(why.clone())),
+        };
+        let (image, id) = (bare.image_of(&agent.id)?, agent.id.clone());
+        match self.kind {
+            Choice::Container => {
+                if let Err(why) = bare.has_criu() {
+                    return Ok(Err(why));
+                }
+                let restored = self
+                    .bench
+                    .unbroken(async move { bare.restore(&id, &image).await });
+                restored.await.map(Ok)
+            }
+            Choice::Vm => {
+                let qemu = match BareQemu::open(&self.bench.data) {
+                    Ok(qemu) => qemu,
+                    Err(why) => return Ok(Err(why)),
+                };
+                let restored = async move {
+                    let restored = qemu.restore(&id, &image).await;
+                    restored.map_err(dorm_engine::EngineError::io("QEMU alone cannot bring it back"))
+                };
+                self.bench.unbroken(restored).await.map(Ok)
+            }
+            Choice::Gvisor | Choice::Auto => Ok(Err("it is not measured alone".to_owned())),
+        }
+    }
+}

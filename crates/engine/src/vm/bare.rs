@@ -1,0 +1,137 @@
+//! QEMU with nothing of dorm around it, for `dorm bench` to compare with.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream as Blocking};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use dorm_proto::vm::Order;
+use tokio::net::UnixStream;
+
+use super::checkpoint::{HARDWARE, STATE};
+use super::command::{GUEST_SOCKET, Hardware, MONITOR_SOCKET};
+use super::link::Link;
+use super::monitor::Monitor;
+use super::qemu::Qemu;
+use super::reach::now_ms;
+use crate::Id;
+use crate::launch::machine::{DISK, INITRD, KERNEL, MEMORY, MODULES, TAP_FD};
+
+const INTERFACE: &str = "dorm-bench";
+const PAUSE: Duration = Duration::from_millis(1);
+const WITHIN: Duration = Duration::from_secs(60);
+
+/// For machines of the daemon whose data directory is `data`.
+#[derive(Debug, Clone)]
+pub struct BareQemu {
+    data: PathBuf,
+    qemu: Qemu,
+}
+
+impl BareQemu {
+    /// The error says in words why there is nothing to compare with.
+    pub fn open(data: &Path) -> Result<Self, String> {
+        Ok(Self {
+            data: data.to_owned(),
+            qemu: Qemu::find()?,
+        })
+    }
+
+    /// How long a plain QEMU takes to bring back a machine whose state is in `image`, until its guest answers. It is given copies
+    /// of the files in the home of `id`, which stay as they are.
+    pub async fn restore(&self, id: &Id, image: &Path) -> io::Result<Duration> {
+        let pool = self.data.join("pool");
+        let folder = tempfile::Builder::new().prefix("bench-").tempdir_in(&pool)?;
+        for name in [DISK, MEMORY].map(|name| name.trim_start_matches('/')) {
+            let from = File::open(pool.join("homes").join(id.as_str()).join(name))?;
+            rustix::fs::ioctl_ficlone(File::create(folder.path().join(name))?, &from)?;
+        }
+        let hardware: Hardware = serde_json::from_slice(&std::fs::read(image.join(HARDWARE))?)?;
+        let prefix = format!("dorm-bench-{id}-");
+        // A state is of a machine whose interface can do what a tap can. This one is in nobody's network.
+        let tap = dorm_sys::tap::make(INTERFACE)?;
+        rustix::io::fcntl_setfd(&tap, rustix::io::FdFlags::empty())?;
+        let arguments = self.arguments(&hardware, folder.path(), &prefix, tap.as_raw_fd())?;
+        let state = File::open(image.join(STATE))?;
+
+        let begun = Instant::now();
+        let mut process = tokio::process::Command::new(&self.qemu.program)
+            .args(arguments)
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true)
+            .spawn()?;
+        let answered = tokio::time::timeout(WITHIN, async {
+            let mut monitor = Monitor::open(connect(&format!("{prefix}{MONITOR_SOCKET}")).await?).await?;
+            monitor.load(&state).await?;
+            monitor.go_on().await?;
+            let link = Link::begin(connect(&format!("{prefix}{GUEST_SOCKET}")).await?).await?;
+            link.have_done(&Order::Clock { now_ms: now_ms() }).await
+        });
+        let answered = answered.await.unwrap_or_else(|late| Err(late.into()));
+        let took = begun.elapsed();
+        process.kill().await?;
+        answered.map(|()| took)
+    }
+
+    /// Those that dorm gives it, but for where its files are.
+    fn arguments(
+        &self,
+        hardware: &Hardware,
+        folder: &Path,
+        prefix: &str,
+        tap: i32,
+    ) -> io::Result<Vec<String>> {
+        let initrd = std::fs::read_dir(self.data.join("guests"))?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| {
+                path.file_name()
+                    .is_some_and(|name| name.as_encoded_bytes().starts_with(b"initrd-"))
+            })
+            .ok_or(io::ErrorKind::NotFound)?;
+        let modules = self.qemu.modules.clone().unwrap_or_default();
+        let here = |path: &str, place: &Path| (format!("={path},"), format!("={},", place.display()));
+        let within = [
+            here(DISK, &folder.join(DISK.trim_start_matches('/'))),
+            here(MEMORY, &folder.join(MEMORY.trim_start_matches('/'))),
+            here(MODULES, &modules),
+            (
+                format!("path={GUEST_SOCKET}"),
+                format!("path={prefix}{GUEST_SOCKET}"),
+            ),
+            (
+                format!("path={MONITOR_SOCKET}"),
+                format!("path={prefix}{MONITOR_SOCKET}"),
+            ),
+            (format!("fd={TAP_FD}"), format!("fd={tap}")),
+        ];
+        let told = hardware
+            .arguments(true)
+            .into_iter()
+            .map(|argument| match argument.as_str() {
+                KERNEL => self.qemu.kernel.display().to_string(),
+                INITRD => initrd.display().to_string(),
+                _ => within
+                    .iter()
+                    .fold(argument.clone(), |text, (from, to)| text.replace(from, to)),
+            });
+        Ok(told.collect())
+    }
+}
+
+/// As soon as it is there.
+async fn connect(name: &str) -> io::Result<UnixStream> {
+    let address = SocketAddr::from_abstract_name(name)?;
+    loop {
+        match Blocking::connect_addr(&address) {
+            Ok(stream) => {
+                stream.set_nonblocking(true)?;
+                return UnixStream::from_std(stream);
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => tokio::time::sleep(PAUSE).await,
+            Err(error) => return Err(error),
+        }
+    }
+}
