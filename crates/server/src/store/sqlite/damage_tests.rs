@@ -20,8 +20,8 @@ const ROWS: [(&str, &[&str]); 11] = [
     (
         "snapshots",
         &[
-            "INSERT INTO snapshots VALUES ('aaaaaaaaaaaaaaaaaaaa', 'WHOLE', 1, '', 'full', NULL, 1, NULL)",
-            "INSERT INTO snapshots VALUES ('bbbbbbbbbbbbbbbbbbbb', 'HURT', 1, '', 'half', NULL, 1, NULL)",
+            "INSERT INTO snapshots VALUES ('aaaaaaaaaaaaaaaaaaaa', 'WHOLE', 1, '', 'full', NULL, 1, NULL, 'container')",
+            "INSERT INTO snapshots VALUES ('bbbbbbbbbbbbbbbbbbbb', 'HURT', 1, '', 'half', NULL, 1, NULL, 'container')",
         ],
     ),
     (
