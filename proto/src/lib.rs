@@ -5,6 +5,7 @@
 
 pub mod boot;
 pub mod vm;
+pub mod window;
 
 mod generated {
     #![allow(

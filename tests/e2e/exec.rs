@@ -218,7 +218,7 @@ fn a_termination_reaches_the_command() -> Result<()> {
 fn a_terminal_has_the_size_of_the_window_and_follows_it() -> Result<()> {
     let server = Server::shared()?;
     let agent = server.agent("window")?;
-    let script = "stty size; trap 'stty size; exit 5' WINCH; while :; do sleep 0.05; done";
+    let script = "trap 'stty size; exit 5' WINCH; stty size; while :; do sleep 0.05; done";
     let command = server.command(&["exec", "-i", "-t", &agent.name, "--", "bash", "-c", script]);
     let mut terminal = Terminal::start(&command, 31, 97)?;
     terminal.sees("31 97")?;

@@ -2,6 +2,7 @@
 //!
 //! Needs root. `cargo test -p dorm-e2e --test e2e -- FILTER` runs the tests whose name or feature holds FILTER.
 //! `DORM_BIN` names another binary than `target/debug/dorm`; `DORM_E2E_KEEP` leaves the work directory in place;
+//! `DORM_E2E_ISOLATION` runs part of them with agents of another isolation, `DORM_E2E_ALL` all that concern it.
 //! `DORM_E2E_SLOWNESS` is how many times as long as usual anything may take, on a machine that is emulated.
 
 use std::process::ExitCode;
@@ -22,9 +23,9 @@ macro_rules! features {
 }
 
 features![
-    acme, agents, api, clocks, code, crash, damage, docs, e2b, examples, exec, files, full, hibernate,
-    images, isolation, limits, matrix, network, policy, ports, proxy, runner, scale, sleep, streams,
-    survivors, templates, tls, vm, volumes, workloads
+    acme, agents, api, clocks, code, crash, damage, docs, e2b, examples, exec, files, full, gvisor,
+    hibernate, images, isolation, limits, matrix, network, policy, ports, proxy, runner, scale, sleep,
+    streams, survivors, templates, tls, vm, volumes, workloads
 ];
 
 const THREADS: usize = 3;
@@ -32,13 +33,30 @@ const THREADS: usize = 3;
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     args.test_threads.get_or_insert(THREADS);
-    let trials = || {
-        let all = features().into_iter();
-        all.flat_map(|(feature, tests)| tests.into_iter().map(move |test| harness::trial(feature, test)))
-            .collect()
+    let tests = match harness::engines::of_this_run(features()) {
+        Ok(tests) => tests,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            return ExitCode::FAILURE;
+        }
     };
+    let trials = tests
+        .into_iter()
+        .map(|(feature, test)| harness::trial(feature, test));
+    let trials = trials.collect();
     if args.list {
-        return libtest_mimic::run(&args, trials()).exit_code();
+        return libtest_mimic::run(&args, trials).exit_code();
+    }
+    match harness::engines::missing() {
+        Ok(None) => {}
+        Ok(Some(reason)) => {
+            eprintln!("skipped, nothing can be isolated like that here: {reason}");
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            return ExitCode::FAILURE;
+        }
     }
     let interrupted = || {
         harness::World::tear_down();
@@ -52,7 +70,7 @@ fn main() -> ExitCode {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
     }
-    let conclusion = libtest_mimic::run(&args, trials());
+    let conclusion = libtest_mimic::run(&args, trials);
     let left = harness::Server::finish_shared();
     left.iter()
         .for_each(|what| eprintln!("left behind by the shared server: {what}"));

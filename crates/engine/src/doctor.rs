@@ -137,6 +137,20 @@ const REQUIREMENTS: &[Requirement] = &[
         look: crate::vm::look,
     },
     Requirement {
+        name: "gvisor",
+        required: false,
+        enables: "agents behind a kernel in user space: dorm new --isolation gvisor",
+        fix: "scripts/setup-gvisor fetches a copy of its own; a system's runsc of 20240729 or newer serves as well",
+        look: |data| {
+            let found = crate::gvisor::find::find(data)?;
+            let (version, platform) = (found.version, crate::gvisor::find::PLATFORM);
+            Ok(format!(
+                "version {version}, {platform}, a program runs in {} ms",
+                found.millis
+            ))
+        },
+    },
+    Requirement {
         name: "resolver",
         required: false,
         enables: "names in boxes",

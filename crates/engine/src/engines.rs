@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::container::Container;
+use crate::gvisor::Gvisor;
 use crate::home::Pool;
 use crate::host::image::Still;
 use crate::host::{Config, Host, LiveBox};
@@ -63,14 +64,20 @@ pub(crate) trait Kind: std::fmt::Debug + Send + Sync {
 pub struct Engines {
     host: Arc<Host>,
     container: Container,
+    gvisor: Gvisor,
     vm: Vm,
 }
 
 impl Engines {
     pub async fn open(config: &Config, pool: Pool) -> Result<Self> {
         let host = Arc::new(Host::open(config, pool).await?);
+        let (container, gvisor) = tokio::join!(
+            Container::open(config, Arc::clone(&host)),
+            Gvisor::open(&config.data, Arc::clone(&host)),
+        );
         Ok(Self {
-            container: Container::open(config, Arc::clone(&host)).await?,
+            container: container?,
+            gvisor,
             vm: Vm::open(Arc::clone(&host))?,
             host,
         })
@@ -96,7 +103,7 @@ impl Engines {
         match isolation {
             Isolation::Container => Ok(&self.container),
             Isolation::Vm => Ok(&self.vm),
-            Isolation::Gvisor => Err("this version of dorm has no engine for them".to_owned()),
+            Isolation::Gvisor => Ok(&self.gvisor),
         }
     }
 

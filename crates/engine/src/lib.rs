@@ -26,6 +26,7 @@ pub mod doctor;
 pub mod engines;
 pub mod fake;
 pub mod guest_binary;
+mod gvisor;
 pub mod home;
 pub mod host;
 pub mod launch;

@@ -1,19 +1,88 @@
 //! The first moments of process 1: the boot message, and what it changes in the box.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 
-use dorm_proto::boot::{AGENT_ID_PATH, BOOT_FD, BootConfig, GUEST_SOCKET, MAX_BOOT_MESSAGE, READY};
+use dorm_proto::boot::{
+    AGENT_ID_PATH, BOOT_FD, BootConfig, BootOnStdio, GUEST_SOCKET, MAX_BOOT_MESSAGE, READY,
+};
+use serde::de::DeserializeOwned;
 
 use crate::log::log;
 use crate::sys::{self, check};
 
 /// The socket to the daemon. It leads out of the box, so it must be gone before the guest serves.
 pub(crate) struct BootSocket(OwnedFd);
+
+/// Who tells a guest what it is, and is told that it serves.
+pub(crate) trait Daemon: Sized {
+    /// What the box is, and the secret of its door if it has one.
+    fn receive(&self) -> io::Result<(BootConfig, Option<String>)>;
+
+    /// Tells the daemon that the guest serves, and closes the way out.
+    fn ready(self) -> io::Result<()>;
+
+    fn failed(self, error: &io::Error);
+}
+
+/// The daemon behind standard input and output.
+pub(crate) struct Stdio;
+
+impl Daemon for Stdio {
+    fn receive(&self) -> io::Result<(BootConfig, Option<String>)> {
+        let mut message = Vec::new();
+        let limit = MAX_BOOT_MESSAGE as u64;
+        io::stdin().lock().take(limit).read_to_end(&mut message)?;
+        let BootOnStdio { config, secret } = parse(&message)?;
+        Ok((config, Some(secret)))
+    }
+
+    fn ready(self) -> io::Result<()> {
+        let said = tell(READY);
+        // Whatever leads out of the box stands in the way of a memory image.
+        let null = fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+        for number in 0..3 {
+            // SAFETY: takes integers. Nothing in this process owns the standard descriptors.
+            check(unsafe { libc::dup2(null.as_raw_fd(), number) })?;
+        }
+        said
+    }
+
+    fn failed(self, error: &io::Error) {
+        let _ = tell(format!("the guest cannot start: {error}").as_bytes());
+    }
+}
+
+fn tell(words: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(words)?;
+    out.flush()
+}
+
+fn parse<T: DeserializeOwned>(message: &[u8]) -> io::Result<T> {
+    serde_json::from_slice(message).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
+
+/// Makes what a launcher makes for a guest that it starts itself.
+pub(crate) fn settle_in() {
+    // SAFETY: takes nothing.
+    unsafe { libc::setsid() };
+    // gVisor puts a filesystem of its own over an empty /tmp, which would be gone with the box.
+    // SAFETY: the pointer is that of a C string.
+    unsafe { libc::umount2(c"/tmp".as_ptr(), libc::MNT_DETACH) };
+    for (folder, mode) in [("/run/dorm", 0o755), ("/run/lock", 0o1777), ("/tmp", 0o1777)] {
+        let made = fs::create_dir_all(folder)
+            .and_then(|()| fs::set_permissions(folder, fs::Permissions::from_mode(mode)));
+        if let Err(e) = made {
+            log!("{folder} cannot be made: {e}");
+        }
+    }
+}
 
 impl BootSocket {
     pub(crate) fn take() -> io::Result<Self> {
@@ -24,7 +93,22 @@ impl BootSocket {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(BOOT_FD) }))
     }
 
-    pub(crate) fn receive(&self) -> io::Result<BootConfig> {
+    fn send(&self, message: &[u8]) -> io::Result<()> {
+        // SAFETY: the pointer and the length are those of a live slice.
+        let n = unsafe {
+            libc::send(
+                self.0.as_raw_fd(),
+                message.as_ptr().cast(),
+                message.len(),
+                libc::MSG_NOSIGNAL,
+            )
+        };
+        check(n as libc::c_int).map(drop)
+    }
+}
+
+impl Daemon for BootSocket {
+    fn receive(&self) -> io::Result<(BootConfig, Option<String>)> {
         let mut message = vec![0u8; MAX_BOOT_MESSAGE];
         let n = loop {
             // SAFETY: the pointer and the length are those of a live, exclusive buffer.
@@ -55,28 +139,14 @@ impl BootSocket {
         let message = message
             .get(..n)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the boot message is too long"))?;
-        serde_json::from_slice(message).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+        Ok((parse(message)?, None))
     }
 
-    fn send(&self, message: &[u8]) -> io::Result<()> {
-        // SAFETY: the pointer and the length are those of a live slice.
-        let n = unsafe {
-            libc::send(
-                self.0.as_raw_fd(),
-                message.as_ptr().cast(),
-                message.len(),
-                libc::MSG_NOSIGNAL,
-            )
-        };
-        check(n as libc::c_int).map(drop)
-    }
-
-    /// Tells the daemon that the guest serves, and closes the way out.
-    pub(crate) fn ready(self) -> io::Result<()> {
+    fn ready(self) -> io::Result<()> {
         self.send(READY)
     }
 
-    pub(crate) fn failed(self, error: &io::Error) {
+    fn failed(self, error: &io::Error) {
         let _ = self.send(format!("the guest cannot start: {error}").as_bytes());
     }
 }
@@ -101,6 +171,9 @@ pub(crate) fn apply(agent_id: &str, hostname: &str, nameservers: &[String]) {
     let former = fs::read_to_string("/etc/hostname").unwrap_or_default();
     if !hostname.is_empty() {
         write_logged(Path::new("/etc/hostname"), format!("{hostname}\n").as_bytes());
+        // The launcher, or whoever restores a container, has done that already, and may; elsewhere it is the guest's part.
+        // SAFETY: the pointer and the length are those of a live string.
+        unsafe { libc::sethostname(hostname.as_ptr().cast(), hostname.len()) };
     }
     let hosts = Path::new("/etc/hosts");
     let old = fs::read_to_string(hosts).unwrap_or_default();

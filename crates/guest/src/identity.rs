@@ -35,7 +35,32 @@ fn own_groups() -> io::Result<Vec<libc::gid_t>> {
     }
 }
 
+/// Where the kernel has no file-system ids, the effective ones take their place: they are this thread's alone as well, and its
+/// real and saved ids stay root's, so that no user may trace or signal it.
+fn set_effective_ids(uid: u32, gid: u32) -> io::Result<()> {
+    const SAME: libc::c_int = -1;
+    // As root it may change the group, so that comes while it is.
+    let steps = match uid {
+        0 => [(libc::SYS_setresuid, uid), (libc::SYS_setresgid, gid)],
+        _ => [(libc::SYS_setresgid, gid), (libc::SYS_setresuid, uid)],
+    };
+    for (call, id) in steps {
+        // SAFETY: both calls take three integers.
+        if unsafe { libc::syscall(call, SAME, id, SAME) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    // SAFETY: takes integers.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) };
+    Ok(())
+}
+
 fn set_fs_ids(uid: u32, gid: u32) -> io::Result<()> {
+    // SAFETY: an id that is none changes nothing.
+    let asked = unsafe { libc::syscall(libc::SYS_setfsuid, -1) };
+    if asked < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
+        return set_effective_ids(uid, gid);
+    }
     // SAFETY: all calls take integers. The first pair reports no error, so the second asks what holds now.
     let (now_uid, now_gid) = unsafe {
         libc::syscall(libc::SYS_setfsgid, gid);

@@ -11,7 +11,9 @@
 //! here may stand in the way of a memory image: no io_uring, and no descriptor that leads out of the box.
 
 mod boot;
+mod bridge;
 mod chunks;
+mod door;
 mod files;
 mod http;
 mod identity;
@@ -34,9 +36,10 @@ use std::time::Duration;
 
 use dorm_proto::boot::{BootConfig, Command, PROTOCOL_VERSION};
 use dorm_proto::process::{ProcessConfig, StartRequest};
-use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::boot::Daemon;
+use crate::door::Door;
 use crate::http::Server;
 use crate::log::log;
 use crate::run::Runs;
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         }
         [machine::SECOND_STAGE] => report(machine()),
         [flag, end, module] if [*flag, *end] == machine::CALLED_WITH => report(machine::load_by_name(module)),
+        [dorm_proto::boot::ON_STDIO] => report(init_on_stdio()),
         [] => report(init()),
         _ => {
             eprintln!("usage: dorm-guest [--version | --standalone SOCKET]");
@@ -90,16 +94,29 @@ fn report(result: io::Result<()>) -> ExitCode {
 /// As process 1 of a box, told by the daemon what the box is.
 fn init() -> io::Result<()> {
     sys::close_from(dorm_proto::boot::BOOT_FD.unsigned_abs() + 1);
-    let socket = boot::BootSocket::take()?;
+    boot_by(boot::BootSocket::take()?, |_| Ok(Door::Socket(boot::listen()?)))
+}
+
+/// As process 1 of a box whose kernel takes no descriptors from outside but those three.
+fn init_on_stdio() -> io::Result<()> {
+    sys::close_from(3);
+    boot::settle_in();
+    sys::note_gvisor();
+    boot_by(boot::Stdio, |secret| {
+        Door::with_secret(secret.unwrap_or_default())
+    })
+}
+
+fn boot_by(daemon: impl Daemon, open: impl FnOnce(Option<String>) -> io::Result<Door>) -> io::Result<()> {
     log::set_up(Path::new(LOG_FOLDER));
-    let prepared = socket.receive().and_then(|config| {
+    let prepared = daemon.receive().and_then(|(config, secret)| {
         boot::apply(&config.agent_id, &config.hostname, &config.nameservers);
-        Ok((config, boot::listen()?))
+        Ok((config, open(secret)?))
     });
-    let (config, listener) = match prepared {
+    let (config, door) = match prepared {
         Ok(prepared) => prepared,
         Err(e) => {
-            socket.failed(&io::Error::new(e.kind(), e.to_string()));
+            daemon.failed(&io::Error::new(e.kind(), e.to_string()));
             return Err(e);
         }
     };
@@ -108,7 +125,7 @@ fn init() -> io::Result<()> {
         env!("CARGO_PKG_VERSION"),
         config.agent_id
     );
-    serve(&config, listener, Path::new(RUNS_FOLDER), Some(socket))
+    serve(&config, door, Path::new(RUNS_FOLDER), || daemon.ready())
 }
 
 /// Outside of a box, for tests: serves anyone on a socket file, and keeps its state beside it.
@@ -116,8 +133,8 @@ fn standalone(socket: &Path) -> io::Result<()> {
     sys::close_from(3);
     let state = PathBuf::from(format!("{}.d", socket.display()));
     log::set_up(&state);
-    let listener = http::bind(socket)?;
-    serve(&BootConfig::default(), listener, &state.join("runs"), None)
+    let door = Door::Anyone(http::bind(socket)?);
+    serve(&BootConfig::default(), door, &state.join("runs"), || Ok(()))
 }
 
 /// As process 1 of a virtual machine, told by the daemon over a serial port what the box is.
@@ -151,18 +168,15 @@ fn machine() -> io::Result<()> {
 
 fn serve(
     config: &BootConfig,
-    listener: std::os::unix::net::UnixListener,
+    door: Door,
     runs_folder: &Path,
-    boot: Option<boot::BootSocket>,
+    ready: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
     run(async {
         let guest = Guest::new(config, runs_folder)?;
-        let listener = UnixListener::from_std(listener)?;
-        let in_box = boot.is_some();
-        if let Some(socket) = boot {
-            socket.ready()?;
-        }
-        tokio::spawn(guest.server.clone().serve(listener, in_box));
+        let serving = door.serve(guest.server.clone())?;
+        ready()?;
+        tokio::spawn(serving);
         guest.until_stopped(config).await;
         Ok(())
     })

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::io::unix::AsyncFd;
 
@@ -57,6 +58,17 @@ pub(crate) fn set_send_buffer(fd: BorrowedFd<'_>, bytes: libc::c_int) {
     }
 }
 
+/// Whether this box is behind gVisor.
+static GVISOR: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn note_gvisor() {
+    GVISOR.store(true, Ordering::Relaxed);
+}
+
+pub(crate) fn is_gvisor() -> bool {
+    GVISOR.load(Ordering::Relaxed)
+}
+
 /// A pipe, reading end first, both ends closed on exec.
 pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut fds = [-1; 2];
@@ -105,6 +117,12 @@ pub(crate) async fn write_all(fd: &AsyncFd<OwnedFd>, mut buf: &[u8]) -> io::Resu
 pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: kill takes two integers.
     check(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+/// The session that a process is in, by the process that began it.
+pub(crate) fn session_of(pid: i32) -> Option<i32> {
+    // SAFETY: getsid takes an integer.
+    check(unsafe { libc::getsid(pid) }).ok()
 }
 
 pub(crate) fn is_init() -> bool {

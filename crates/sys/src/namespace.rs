@@ -135,6 +135,13 @@ pub fn unshare_mounts() -> io::Result<()> {
     Ok(())
 }
 
+/// Gives the calling thread (of a process with one) a network namespace of its own.
+pub fn unshare_network() -> io::Result<()> {
+    // SAFETY: as above; sockets stay in the namespace that they were made in.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?;
+    Ok(())
+}
+
 /// Opens one of the namespaces of a process: `net`, `user`, ….
 pub fn open(pid: i32, kind: &str) -> io::Result<OwnedFd> {
     Ok(std::fs::File::open(format!("/proc/{pid}/ns/{kind}"))?.into())

@@ -19,6 +19,7 @@ use libtest_mimic::{Completion, Failed, Trial};
 mod agent;
 mod archive;
 mod cli;
+pub(crate) mod engines;
 mod host;
 pub(crate) mod order;
 mod outside;

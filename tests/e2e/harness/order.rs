@@ -70,6 +70,14 @@ impl Server {
         let remains = &self.remains;
         found.extend(differ("homes", &remains.homes(), &ids(&|_| true)));
         found.extend(differ("boxes", &remains.boxes(), &ids(&has_box)));
+        let kept_for: Vec<_> = remains
+            .run_directories()
+            .difference(&ids(&has_box))
+            .cloned()
+            .collect();
+        if !kept_for.is_empty() {
+            found.push(format!("run directories of boxes that are not: {kept_for:?}"));
+        }
         let (interfaces, boxes) = (remains.interfaces().len(), ids(&has_box).len());
         if interfaces != boxes {
             found.push(format!("{interfaces} interfaces of {boxes} boxes"));

@@ -66,6 +66,16 @@ impl Remains {
         }
     }
 
+    /// Where the daemon keeps what boxes need while they run.
+    fn run(&self) -> PathBuf {
+        PathBuf::from(format!("/run/dorm-{}", self.instance))
+    }
+
+    /// Ids of boxes for which something is kept there.
+    pub(crate) fn run_directories(&self) -> BTreeSet<String> {
+        names_in(&self.run())
+    }
+
     fn interface_prefix(&self) -> String {
         format!("d{}", &self.instance[..4])
     }
@@ -204,6 +214,10 @@ impl Remains {
                 found.push(format!("process {pid}"));
             }
         }
+        let run = self.run().join(id);
+        if run.exists() {
+            found.push(format!("run directory {}", run.display()));
+        }
         let interface = format!("{}{}", self.interface_prefix(), &id[..10]);
         if Path::new("/sys/class/net").join(&interface).exists() {
             found.push(format!("interface {interface}"));
@@ -237,7 +251,13 @@ impl Remains {
                 .map(|pid| format!("process {pid} ({})", words(*pid))),
         );
         found.extend(self.interfaces().iter().map(|name| format!("interface {name}")));
-        found.extend(mounts_below(&self.data)?.iter().map(|at| format!("mount {at}")));
+        if self.run().exists() {
+            let (run, boxes) = (self.run(), self.run_directories());
+            found.push(format!("run directory {} with {boxes:?}", run.display()));
+        }
+        for folder in [&self.data, &self.run()] {
+            found.extend(mounts_below(folder)?.iter().map(|at| format!("mount {at}")));
+        }
         found.extend(
             self.lasting_loops()
                 .iter()
@@ -271,6 +291,7 @@ impl Remains {
             }
             remove_group(&group)?;
         }
+        let _ = fs::remove_dir_all(self.run());
         for interface in self.interfaces() {
             // It may go by itself in this moment, with its namespace.
             let _ = command("ip", &["link", "delete", &interface]);

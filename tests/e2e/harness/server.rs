@@ -228,6 +228,7 @@ impl Server {
                 "PATH",
                 "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             )
+            .envs(super::engines::isolation().map(|isolation| ("DORM_ISOLATION", isolation)))
             .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

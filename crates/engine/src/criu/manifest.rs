@@ -129,6 +129,16 @@ impl Manifest {
         })
     }
 
+    /// Bytes of the image.
+    pub(crate) fn size(&self) -> u64 {
+        self.files.values().map(|file| file.size).sum()
+    }
+
+    /// The program that made it, and its version.
+    pub(crate) fn made_by(&self) -> &str {
+        &self.criu
+    }
+
     /// The error says what is wrong, in words.
     pub(crate) fn read(image: &Path) -> Result<Self, String> {
         let text = fs::read(image.join(NAME)).map_err(|e| format!("its manifest cannot be read: {e}"))?;

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,6 +24,9 @@ mod freeze;
 pub(crate) mod image;
 mod occupy;
 mod stop;
+
+/// Where directories of boxes are made, in one for each daemon.
+const RUN: &str = "/run";
 
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -126,10 +130,10 @@ impl Host {
         let cgroups =
             Hierarchy::open(&format!("dorm-{instance}")).map_err(EngineError::io("cannot use cgroups"))?;
         let work = config.data.join("tmp");
-        let run = config.data.join("run");
-        for directory in [&work, &run] {
-            std::fs::create_dir_all(directory).map_err(EngineError::io("cannot prepare the engines"))?;
-        }
+        let failed = || EngineError::io("cannot prepare the engines");
+        std::fs::create_dir_all(&work).map_err(failed())?;
+        let run = Path::new(RUN).join(format!("dorm-{instance}"));
+        make_passable(&run).map_err(failed())?;
         Ok(Self {
             launcher: config.launcher.clone(),
             work,
@@ -144,6 +148,7 @@ impl Host {
 
     /// Takes back what was set up, unless boxes still run.
     pub(crate) async fn close(&self) {
+        let _ = std::fs::remove_dir(&self.run);
         if self.cgroups.list().is_ok_and(|boxes| boxes.is_empty()) {
             self.cgroups.remove_if_empty();
             self.network.close().await;
@@ -157,10 +162,17 @@ impl Host {
         }
     }
 
-    /// For what the box of `id` needs on this machine while it runs, such as sockets. Is removed with the box, by
-    /// [`Host::remove_remains`]; what a crash of the machine left in it goes when the box is started next.
+    /// For what the box of `id` needs on this machine while it runs, such as sockets, whose paths must be short. Is removed
+    /// with the box, by [`Host::remove_remains`]; what a crash of the machine left in it goes when the box is started next.
     pub(crate) fn run_directory(&self, id: &Id) -> PathBuf {
         self.run.join(id.as_str())
+    }
+
+    /// Makes that directory. Users of the box get through it, and see nothing.
+    pub(crate) fn make_run_directory(&self, id: &Id) -> std::io::Result<PathBuf> {
+        let directory = self.run_directory(id);
+        make_passable(&directory)?;
+        Ok(directory)
     }
 
     fn boxes(&self) -> std::sync::MutexGuard<'_, HashMap<Id, Slot>> {
@@ -254,10 +266,24 @@ pub(crate) fn record_of(
     })
 }
 
+fn make_passable(directory: &Path) -> std::io::Result<()> {
+    std::fs::DirBuilder::new()
+        .mode(0o711)
+        .recursive(true)
+        .create(directory)
+}
+
 /// Tells the daemons of one host apart: six hex digits of the data directory's name.
 pub(crate) fn instance(data: &Path) -> String {
     let data = std::fs::canonicalize(data).unwrap_or_else(|_| data.to_owned());
     blake3::hash(data.as_os_str().as_encoded_bytes()).to_hex()[..6].to_owned()
+}
+
+/// So many random bytes as text, two hexadecimal digits for each.
+pub(crate) fn random_hex<const BYTES: usize>() -> String {
+    let mut bytes = [0u8; BYTES];
+    getrandom::fill(&mut bytes).expect("the kernel's random source answers");
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Waits for the end of a process, and reaps it if it is a child of ours.

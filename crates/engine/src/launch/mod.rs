@@ -39,11 +39,13 @@ mod errand;
 mod launcher;
 pub(crate) mod machine;
 mod rootfs;
+mod sandbox;
 mod unpack;
 
 pub(crate) use criu::{STAGED_GUEST, STAGED_ROOT, staged_volume};
 pub(crate) use launcher::{Launcher, complaint};
 pub(crate) use rootfs::{DEVICES, masked_files};
+pub(crate) use sandbox::Staged;
 
 pub(crate) use disk::make_disk;
 pub(crate) use unpack::unpack;
@@ -121,6 +123,13 @@ pub(crate) enum Job {
     },
     /// Become the process of a virtual machine. The home is the file of its disk, and its memory the one volume.
     Machine(machine::Machine),
+    /// Become runsc, once the daemon has given the network namespace of this process an interface.
+    Runsc {
+        command: Vec<PathBuf>,
+        guest: PathBuf,
+        /// The run directory of the box.
+        directory: PathBuf,
+    },
     /// Make a disk of the files of the home. The disk is the one volume.
     MakeDisk(disk::MakeDisk),
     /// Apply an archive, read from standard output's descriptor, to the home.
@@ -259,6 +268,14 @@ fn launch() -> Result<(), Failure> {
             rootfs::raise_limits().step("set resource limits")?;
             tap = Some(dorm_sys::tap::make(&machine.interface).step("make a network interface")?);
         }
+        Job::Runsc {
+            command,
+            guest,
+            directory,
+        } => {
+            rootfs::raise_limits().step("set resource limits")?;
+            return sandbox::execute(command, guest, directory, &spec);
+        }
         Job::MakeDisk(_) | Job::Unpack { .. } => {}
     }
     dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;
@@ -349,7 +366,7 @@ fn become_box(
             let filter = filter.ok_or_else(missing).step("find the system call filter")?;
             machine.enter(mounts, filter, &tap)
         }
-        Job::Criu { .. } | Job::Stage { .. } => {
+        Job::Criu { .. } | Job::Stage { .. } | Job::Runsc { .. } => {
             Err(io::Error::from(io::ErrorKind::InvalidInput)).step("become criu in a box")
         }
         Job::MakeDisk(disk) => {

@@ -174,8 +174,10 @@ impl Vm {
 
     pub(super) fn keep_hardware(&self, live: &LiveBox, hardware: &Hardware) -> Result<()> {
         let file = self.hardware_file(live);
-        let kept = std::fs::create_dir_all(self.host.run_directory(&live.id))
-            .and_then(|()| std::fs::write(file, serde_json::to_vec(hardware)?));
+        let kept = self
+            .host
+            .make_run_directory(&live.id)
+            .and_then(|_| std::fs::write(file, serde_json::to_vec(hardware)?));
         kept.map_err(EngineError::io("cannot keep what the machine is made of"))
     }
 }

@@ -12,7 +12,7 @@ use super::Vm;
 use super::command::Hardware;
 use super::qemu::{Accelerator, Qemu};
 use super::reach::{now_ms, too_late};
-use crate::host::{LiveBox, ended, failed, netns_of, record_of};
+use crate::host::{LiveBox, ended, failed, netns_of, random_hex, record_of};
 use crate::launch::machine::{MEMORY, Machine};
 use crate::launch::{self, Job, Launcher, Volume, complaint};
 use crate::packet::PacketSocket;
@@ -249,7 +249,5 @@ pub(super) fn last_boot(data: &Path) -> Option<Duration> {
 
 /// Hexadecimal digits for the machine's random source.
 pub(super) fn entropy() -> String {
-    let mut bytes = [0u8; 64];
-    getrandom::fill(&mut bytes).expect("the kernel's random source answers");
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    random_hex::<64>()
 }

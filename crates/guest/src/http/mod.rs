@@ -11,9 +11,7 @@ mod upload;
 
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::time::Duration;
 
 use connectrpc::compression::CompressionPolicy;
 use connectrpc::{ConnectRpcService, Limits, Router};
@@ -21,21 +19,15 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{UnixListener, UnixStream};
 use tower::Service as _;
 
 use crate::files;
-use crate::log::log;
 use crate::run::{self, Runs};
 use crate::settings::Settings;
-use crate::sys;
 use body::{Body, Failure};
 
 /// Longest request of the RPC services. Files go another way.
 const MAX_MESSAGE: usize = 8 << 20;
-/// With more under way, a download needs fewer turns of the two that pass it on.
-const SEND_BUFFER: i32 = 1 << 20;
-
 #[derive(Clone)]
 pub(crate) struct Server {
     settings: Arc<Settings>,
@@ -63,23 +55,6 @@ impl Server {
             settings,
             rpc,
             metrics: Arc::default(),
-        }
-    }
-
-    /// Serves for good. With `only_outside`, connections from within the box are closed at once.
-    pub(crate) async fn serve(self, listener: UnixListener, only_outside: bool) {
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) if only_outside && !is_outside(&stream) => drop(stream),
-                Ok((stream, _)) => {
-                    sys::set_send_buffer(stream.as_fd(), SEND_BUFFER);
-                    drop(tokio::spawn(self.clone().connection(stream)));
-                }
-                Err(e) => {
-                    log!("accept: {e}");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            }
         }
     }
 
@@ -126,17 +101,6 @@ impl Server {
             )),
         };
         answer.unwrap_or_else(Failure::into_response)
-    }
-}
-
-/// A peer that the box's pid namespace does not know is seen with pid 0.
-fn is_outside(stream: &UnixStream) -> bool {
-    match stream.peer_cred() {
-        Ok(peer) => peer.pid() == Some(0),
-        Err(e) => {
-            log!("a peer without credentials: {e}");
-            false
-        }
     }
 }
 

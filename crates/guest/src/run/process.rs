@@ -162,7 +162,21 @@ impl Run {
             .ok_or_else(|| ConnectError::failed_precondition("the run has no PTY to resize"))?;
         let (cols, rows) = window(cols, rows)?;
         pty::resize(terminal.get_ref(), cols, rows)
-            .map_err(|e| ConnectError::internal(format!("the PTY cannot be resized: {e}")))
+            .map_err(|e| ConnectError::internal(format!("the PTY cannot be resized: {e}")))?;
+        if sys::is_gvisor() {
+            self.tell_of_resize();
+        }
+        Ok(())
+    }
+
+    /// To all of the terminal's session: gVisor itself tells nobody, and whoever does not mind is not harmed.
+    fn tell_of_resize(&self) {
+        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        for pid in all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
+            if sys::session_of(pid) == Some(self.pid) {
+                let _ = sys::kill(pid, libc::SIGWINCH);
+            }
+        }
     }
 
     /// Signals the process, or its group; with a terminal, the group in the foreground.

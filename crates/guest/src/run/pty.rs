@@ -19,18 +19,37 @@ pub(super) fn open(cols: u16, rows: u16, owner: u32) -> io::Result<(OwnedFd, Own
         .open("/dev/ptmx")?
         .into();
     let unlocked: libc::c_int = 0;
-    // SAFETY: TIOCSPTLCK reads one int; TIOCGPTPEER takes flags and gives a descriptor that nobody else owns.
-    let slave = unsafe {
-        check(libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &unlocked))?;
-        let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
-        OwnedFd::from_raw_fd(check(libc::ioctl(master.as_raw_fd(), TIOCGPTPEER, flags))?)
-    };
+    // SAFETY: TIOCSPTLCK reads one int.
+    check(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &unlocked) })?;
+    let slave = other_end(&master)?;
     resize(&master, cols, rows)?;
     set_utf8(&slave)?;
     // The user must be able to open its own terminal again by name.
     // SAFETY: fchown takes integers; -1 leaves the group as the mount has set it.
     let _ = unsafe { libc::fchown(slave.as_raw_fd(), owner, u32::MAX) };
     Ok((master, slave))
+}
+
+fn other_end(master: &OwnedFd) -> io::Result<OwnedFd> {
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: TIOCGPTPEER takes flags and gives a descriptor that nobody else owns.
+    match check(unsafe { libc::ioctl(master.as_raw_fd(), TIOCGPTPEER, flags) }) {
+        // SAFETY: as above.
+        Ok(fd) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        // A kernel that cannot give it can name it.
+        Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => {
+            let mut number: libc::c_uint = 0;
+            // SAFETY: TIOCGPTN writes one unsigned int.
+            check(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTN, &mut number) })?;
+            let named = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .custom_flags(libc::O_NOCTTY)
+                .open(format!("/dev/pts/{number}"))?;
+            Ok(named.into())
+        }
+        Err(e) => Err(e),
+    }
 }
 
 pub(super) fn resize(master: &OwnedFd, cols: u16, rows: u16) -> io::Result<()> {

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::output::{Output, Stream};
 use super::process::{End, Run, describe, window};
 use super::{Runs, command, pty, spawn};
+use crate::bridge;
 use crate::settings::Settings;
 use crate::sys;
 use crate::users::User;
@@ -69,7 +70,7 @@ fn wire_terminal(cols: u16, rows: u16, user: &User) -> io::Result<Wiring> {
 fn wire_pipes(with_stdin: bool) -> io::Result<Wiring> {
     let (child_in, stdin) = if with_stdin {
         let (read, write) = sys::pipe()?;
-        (read, Some(nonblocking(write)?))
+        (read, Some(nonblocking(bridge::writing(write)?)?))
     } else {
         (std::fs::File::open("/dev/null")?.into(), None)
     };
@@ -80,8 +81,8 @@ fn wire_pipes(with_stdin: bool) -> io::Result<Wiring> {
         stdin,
         terminal: None,
         outputs: vec![
-            (Stream::Stdout, Arc::new(nonblocking(out)?)),
-            (Stream::Stderr, Arc::new(nonblocking(err)?)),
+            (Stream::Stdout, Arc::new(nonblocking(bridge::reading(out)?)?)),
+            (Stream::Stderr, Arc::new(nonblocking(bridge::reading(err)?)?)),
         ],
     })
 }

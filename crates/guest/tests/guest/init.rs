@@ -83,6 +83,7 @@ fn boot(message: &[u8]) -> Booted {
             "--fork",
             "--mount",
             "--mount-proc",
+            "--uts",
             "--net",
             "--kill-child",
             "sh",

@@ -1,0 +1,182 @@
+//! Finding a runsc that works on this machine, by running a program in it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// Where `scripts/setup-gvisor` puts a private copy.
+const PRIVATE_COPY: &str = "/usr/local/lib/dorm/gvisor/runsc";
+/// Earlier ones lack what dorm needs: port forwarding, and images that can be restored.
+const OLDEST: u32 = 20_240_729;
+pub(crate) const PLATFORM: &str = "systrap";
+/// Where a sandbox that breaks off leaves its last words, in the run directory.
+pub(super) const PANIC: &str = "panic";
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A runsc that has been seen to run a program.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Runsc {
+    pub(crate) program: PathBuf,
+    pub(crate) version: String,
+    kernel: String,
+    /// How long the test took, from the start of runsc to its end.
+    pub(crate) millis: u64,
+}
+
+impl Runsc {
+    /// The beginning of every call, up to the subcommand. `state` is where runsc keeps what it knows.
+    pub(super) fn command(&self, state: &Path) -> Vec<PathBuf> {
+        let options = [
+            "--ignore-cgroups",
+            "--network=sandbox",
+            // What the box writes goes to the home, and not to a layer in memory.
+            "--overlay2=none",
+            "--net-raw",
+            // Connections to the outside end with a memory image, as they do in a container.
+            "--net-disconnect-ok",
+            "--log-format=json",
+        ];
+        let with = |option: &str, value: &Path| {
+            let mut text = std::ffi::OsString::from(option);
+            text.push(value);
+            PathBuf::from(text)
+        };
+        let mut command = vec![self.program.clone()];
+        command.push(with("--root=", state));
+        command.push(with("--log=", &state.join("log")));
+        command.push(with("--panic-log=", &state.join(PANIC)));
+        command.push(format!("--platform={PLATFORM}").into());
+        command.extend(options.map(PathBuf::from));
+        command
+    }
+}
+
+/// Finds a runsc. The error says what was tried, in words.
+pub(crate) fn find(data: &Path) -> Result<Runsc, String> {
+    let kept = data.join("gvisor.json");
+    let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+    let tried_before = fs::read(&kept)
+        .ok()
+        .and_then(|text| serde_json::from_slice::<Runsc>(&text).ok());
+    if let Some(found) = tried_before
+        && found.kernel == kernel
+        && version(&found.program).is_ok_and(|version| version == found.version)
+    {
+        return Ok(found);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/sbin:/usr/bin".into());
+    let system = std::env::split_paths(&path).map(|directory| directory.join("runsc"));
+    let candidates = system
+        .chain([PathBuf::from(PRIVATE_COPY)])
+        .filter(|file| file.is_file());
+    let mut refusals = Vec::new();
+    for program in candidates {
+        let tested = version(&program).and_then(|version| {
+            let millis = self_test(&program)?;
+            Ok(Runsc {
+                program: program.clone(),
+                version,
+                kernel: kernel.clone(),
+                millis,
+            })
+        });
+        match tested {
+            Ok(found) => {
+                let _ = serde_json::to_vec(&found).map(|text| fs::write(&kept, text));
+                return Ok(found);
+            }
+            Err(error) => refusals.push(format!("{}: {error}", program.display())),
+        }
+    }
+    let _ = fs::remove_file(&kept);
+    match refusals.is_empty() {
+        true => Err("runsc is not installed".to_owned()),
+        false => Err(refusals.join("; ")),
+    }
+}
+
+fn version(program: &Path) -> io::Result<String> {
+    let output = Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text
+        .lines()
+        .next()
+        .and_then(|line| line.strip_prefix("runsc version "));
+    let version = version.ok_or_else(|| io::Error::other("it does not say its version"))?;
+    match day(version) {
+        Some(day) if day < OLDEST => Err(io::Error::other(format!(
+            "version {version} is too old, {OLDEST} or newer is needed"
+        ))),
+        _ => Ok(version.to_owned()),
+    }
+}
+
+/// The day in a version such as `release-20240729.0` or `0.0~20240729.0`.
+fn day(version: &str) -> Option<u32> {
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit());
+    numbers.find(|number| number.len() == 8)?.parse().ok()
+}
+
+/// Runs a program of this machine in a sandbox without a network. Returns how many milliseconds that took.
+fn self_test(program: &Path) -> io::Result<u64> {
+    let state = tempfile::Builder::new().prefix("dorm-gvisor-test").tempdir()?;
+    let began = Instant::now();
+    let child = Command::new(program)
+        .arg("--root")
+        .arg(state.path())
+        .arg(format!("--platform={PLATFORM}"))
+        .args([
+            "--ignore-cgroups",
+            "--network=none",
+            "do",
+            "--quiet",
+            "/bin/echo",
+            "works",
+        ])
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let pid = rustix::process::Pid::from_raw(child.id().cast_signed());
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        let late = ended.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
+        if let Some(pid) = pid.filter(|_| late) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    });
+    let output = child.wait_with_output();
+    let took = began.elapsed();
+    drop(done);
+    let _ = watchdog.join();
+    let output = output?;
+    if output.status.success() && output.stdout == b"works\n" {
+        return Ok(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last = said
+        .lines()
+        .rfind(|line| !line.trim().is_empty())
+        .unwrap_or("it said nothing");
+    Err(io::Error::other(format!("it cannot run a program: {last}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::day;
+
+    #[test]
+    fn the_day_of_a_version_is_found_however_it_is_written() {
+        assert_eq!(day("release-20240729.0"), Some(20_240_729));
+        assert_eq!(day("0.0~20221219.0"), Some(20_221_219));
+        assert_eq!(day("VERSION_MISSING"), None);
+    }
+}

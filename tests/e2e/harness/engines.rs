@@ -1,0 +1,157 @@
+//! Which tests are run again for another isolation than the daemon's default, to see that nothing but the engine differs.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::Test;
+use super::cli::{binary, run};
+
+/// How all agents are isolated, where `DORM_E2E_ISOLATION` says so.
+pub(crate) fn isolation() -> Option<String> {
+    std::env::var("DORM_E2E_ISOLATION").ok()
+}
+
+/// The tests of this run. `DORM_E2E_ISOLATION` alone means the core; with `DORM_E2E_ALL`, all that an engine has a part in.
+pub(crate) fn of_this_run(features: Vec<(&'static str, Vec<Test>)>) -> Result<Vec<(&'static str, Test)>> {
+    let all = features
+        .into_iter()
+        .flat_map(|(feature, tests)| tests.into_iter().map(move |test| (feature, test)));
+    let all: Vec<(&'static str, Test)> = all.collect();
+    let Some(isolation) = isolation() else {
+        return Ok(all);
+    };
+    let cannot = match isolation.as_str() {
+        "gvisor" => GVISOR_CANNOT,
+        "vm" => VM_CANNOT,
+        other => bail!("DORM_E2E_ISOLATION: `{other}` is neither gvisor nor vm"),
+    };
+    for name in CORE.iter().chain(cannot) {
+        let known = all.iter().any(|(_, test)| test.name == *name);
+        ensure!(known, "tests/e2e/harness/engines.rs: there is no test `{name}`");
+    }
+    for name in FEATURES {
+        let known = all.iter().any(|(feature, _)| feature == name);
+        ensure!(
+            known,
+            "tests/e2e/harness/engines.rs: there is no feature `{name}`"
+        );
+    }
+    let whole = std::env::var_os("DORM_E2E_ALL").is_some();
+    let concerns = |feature: &str, test: &str| match whole {
+        true => FEATURES.contains(&feature),
+        false => CORE.contains(&test),
+    };
+    let of_this_run = all
+        .into_iter()
+        .filter(|(feature, test)| concerns(feature, test.name) && !cannot.contains(&test.name));
+    Ok(of_this_run.collect())
+}
+
+/// Why nothing can be run with the isolation that was asked for.
+pub(crate) fn missing() -> Result<Option<String>> {
+    match isolation() {
+        Some(isolation) => missing_for(&isolation),
+        None => Ok(None),
+    }
+}
+
+/// Why boxes cannot be isolated like that here, as `dorm doctor` says it.
+pub(crate) fn missing_for(isolation: &str) -> Result<Option<String>> {
+    let mut doctor = Command::new(binary());
+    doctor.arg("doctor");
+    let said = run(doctor, b"")?.stdout();
+    let line = said
+        .lines()
+        .find(|line| line.split_whitespace().nth(1) == Some(isolation))
+        .with_context(|| format!("dorm doctor does not speak of {isolation}: {said}"))?;
+    Ok((!line.starts_with("ok ")).then(|| line.to_owned()))
+}
+
+const CORE: &[&str] = &[
+    "an_agent_is_made_listed_shown_stopped_started_and_deleted",
+    "a_stopped_agent_keeps_its_files_and_programs",
+    "the_host_name_is_the_agents_name",
+    "a_stop_asks_first_and_waits_for_what_was_asked",
+    "a_stop_ends_what_does_not_listen",
+    "a_box_that_dies_leaves_its_agent_with_the_reason",
+    "stdout_and_stderr_stay_apart",
+    "five_megabytes_go_in_by_stdin",
+    "twenty_megabytes_come_out_whole",
+    "user_folder_and_environment_can_be_chosen",
+    "a_timeout_ends_the_command_and_all_its_children",
+    "a_shell_opens_and_ends_with_its_exit_code",
+    "a_folder_goes_in_and_comes_out_with_modes_and_links",
+    "files_belong_to_whom_the_copy_is_made_as",
+    "a_file_that_the_user_may_not_read_is_refused",
+    "a_paused_agent_uses_no_processor_and_wakes_at_the_next_command",
+    "a_process_that_holds_a_value_only_in_memory_survives_on_disk",
+    "every_cycle_keeps_files_and_memory_of_the_one_before",
+    "a_hibernated_agent_survives_the_daemon_and_a_reboot_with_its_memory",
+    "a_fork_goes_on_with_the_memory_under_a_name_of_its_own",
+    "a_rollback_brings_back_files_and_memory_and_can_be_undone",
+    "boxes_outlive_a_killed_daemon_and_are_adopted",
+    "a_box_that_ends_while_no_daemon_runs_is_noticed",
+    "strays_on_the_host_are_swept_at_the_start",
+    "a_paused_agent_outlives_a_killed_daemon_as_it_was",
+    "a_box_reaches_the_outside_with_the_hosts_address",
+    "a_box_does_not_reach_the_host",
+    "without_the_internet_only_what_is_allowed_is_reached",
+    "a_server_on_the_boxs_loopback_is_a_url",
+    "ports_are_listed_with_what_listens",
+    "large_bodies_go_through_both_ways",
+    "a_volume_outlives_its_agent",
+];
+
+const FEATURES: &[&str] = &[
+    "agents",
+    "crash",
+    "exec",
+    "files",
+    "hibernate",
+    "isolation",
+    "limits",
+    "network",
+    "policy",
+    "ports",
+    "sleep",
+    "volumes",
+];
+
+/// What gVisor cannot do, or what a test finds out by means of the kernel's own; see docs/engines.md.
+const GVISOR_CANNOT: &[&str] = &[
+    // No rights by a setuid bit.
+    "sudo_works_without_a_password",
+    "a_fork_is_nobody_but_itself",
+    // It saves message queues, and no files that have lost their names.
+    "what_cannot_be_saved_is_named_and_goes_on",
+    "a_shell_keeps_its_variables_listeners_and_pipes_their_ends",
+    // The whole box ends for want of memory, or of threads on the host.
+    "limits_hold_in_an_adopted_box",
+    "limits_hold_again_after_a_start",
+    "a_memory_hog_is_killed_and_told",
+    "a_fork_bomb_hurts_its_own_box_only",
+    // It counts terminals by its own rules, and memory of the guest together with its own.
+    "terminals_of_a_box_have_an_end",
+    "the_guest_stays_small",
+    // Mounts, namespaces, settings, keys and the log of its own kernel are the box's to use; btrfs it does not know.
+    "nothing_can_be_mounted_at_all",
+    "the_hosts_settings_cannot_be_written",
+    "raw_devices_and_the_kernels_log_are_out_of_reach",
+    "no_namespace_can_be_made_or_entered",
+    "dangerous_system_calls_are_refused",
+    "a_subvolume_cannot_be_made_in_a_home",
+    "capabilities_are_bounded",
+    // The process that is looked at is gVisor's own.
+    "no_descriptor_of_the_host_is_open_in_a_box",
+    // It counts itself in a box's memory.
+    "beyond_the_budget_the_longest_asleep_goes_to_disk_first",
+    // No frames of one's own making are sent.
+    "questions_for_hardware_addresses_leave_no_trace",
+    // Its interfaces have link-local addresses, which lead nowhere.
+    "a_box_has_no_ipv6_way_out",
+    // Where another process is, it does not say.
+    "a_volume_is_there_after_stop_hibernation_and_fork",
+];
+
+const VM_CANNOT: &[&str] = &[];
