@@ -448,7 +448,7 @@ fn a_process_that_is_starting_another_comes_back() -> Result<()> {
         agent.until("it waits for its child", "grep -q kernel_clone /proc/*/task/*/wchan")
     };
     starting("/tmp/pipe")?;
-    agent.exec_with(&["-d"], &["sh", "-c", "sleep 1; echo > /tmp/pipe"])?.succeeded()?;
+    agent.exec_with(&["-d"], &["sh", "-c", "sleep 1; : > /tmp/pipe"])?.succeeded()?;
     agent.server.dorm(&["pause", &agent.name])?.succeeded()?;
     // When it goes on for a moment, the time of the one who writes to the pipe has come.
     std::thread::sleep(std::time::Duration::from_millis(1500));
@@ -458,6 +458,6 @@ fn a_process_that_is_starting_another_comes_back() -> Result<()> {
     starting("/tmp/never")?;
     let hibernate = agent.server.dorm(&["hibernate", &agent.name])?;
     hibernate.refused(4, &["process", "has yet to execute its program", "goes on as it was"])?;
-    agent.sh("echo > /tmp/never")?.succeeded()?;
+    agent.sh(": > /tmp/never")?.succeeded()?;
     agent.until("the child has run", "test -e /tmp/never.done")
 }

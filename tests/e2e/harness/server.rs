@@ -152,10 +152,10 @@ impl Server {
         };
         let config = format!(
             "listen = \"{listen}\"\n{domain}on_shutdown = \"{on_shutdown}\"\nstop_grace = 2\nmax_agents = {AGENTS}\n\
-             first_uid = {}\n[network]\nrange = \"10.{}.{}.0/22\"\nnameservers = [{resolvers}]\n{templates}{}",
+             first_uid = {}\n[network]\nrange = \"10.{}.{}.0/23\"\nnameservers = [{resolvers}]\n{templates}{}",
             FIRST_UID + number * (AGENTS + 8) * 65_536,
             160 + world.slot,
-            number * 4,
+            number * 2,
             options.config,
         );
         fs::write(data.join("config.toml"), config)?;

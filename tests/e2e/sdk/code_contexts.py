@@ -19,7 +19,7 @@ assert box.run_code("open('data.txt').read()", context=one).text == "in the proj
 script = box.create_code_context(language="javascript", cwd="/home/user/project")
 assert box.run_code("require('fs').readFileSync('data.txt', 'utf8')", context=script).text == "in the project"
 shell = box.create_code_context(language="bash", cwd="/home/user/project")
-assert box.run_code("cat data.txt", context=shell).logs.stdout == ["in the project"]
+assert "".join(box.run_code("cat data.txt", context=shell).logs.stdout) == "in the project"
 
 listed = {context.id: context.language for context in box.list_code_contexts()}
 assert {one.id, two.id, script.id, shell.id} < set(listed) and len(listed) == 5, listed
