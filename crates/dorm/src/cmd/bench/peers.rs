@@ -105,7 +105,15 @@ fn runsc(rootfs: &Path, name: &str) -> Result<Duration> {
     config["root"] = json!({"path": rootfs, "readonly": true});
     std::fs::write(&file, serde_json::to_vec(&config)?)?;
 
-    let base = ["runsc", "--platform=systrap", "--network=none", "--root", &state];
+    let base = [
+        "runsc",
+        "--platform=systrap",
+        "--network=none",
+        // It would leave groups behind.
+        "--ignore-cgroups",
+        "--root",
+        &state,
+    ];
     let with = |more: &[&str]| call(&[&base[..], more].concat());
     let restored = format!("{name}-restored");
     let containers = [name, &restored].map(|name| Container {
