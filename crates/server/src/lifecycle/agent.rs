@@ -225,7 +225,7 @@ impl Agent {
     /// Cuts those that would stand in the way of an image. TCP connections of a container do not: they go on with it, and are closed in
     /// what is made of the image, which can tell that from a client that has gone. Those that nobody uses are no reason to trouble it.
     pub(super) async fn cut_links_for_image(&self) {
-        match self.profile.spec.isolation {
+        match self.isolation() {
             Isolation::Container if self.open_requests() > 0 => self.links.cut().await,
             Isolation::Container | Isolation::Gvisor | Isolation::Vm => self.cut_links().await,
         }
