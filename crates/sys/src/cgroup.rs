@@ -50,6 +50,15 @@ pub struct GroupStats {
     pub forks_refused: u64,
 }
 
+/// What stands in the way of who wants to attach to the threads of a frozen group.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// Whether one is stopped, as by SIGSTOP. Always false in version 2, where that is of no consequence.
+    pub stopped: bool,
+    /// One that waits for a child which has its memory until it executes a program or ends (vfork).
+    pub lender: Option<i32>,
+}
+
 impl Hierarchy {
     pub fn version() -> io::Result<Version> {
         version_at(Path::new(ROOT))
@@ -273,30 +282,21 @@ impl Group {
         })
     }
 
-    /// Whether a process of the frozen group is stopped, as by SIGSTOP. Always false in version 2, where that is of no
-    /// consequence to who attaches to it.
-    pub fn has_stopped_processes(&self) -> io::Result<bool> {
-        if self.version == Version::V2 {
-            return Ok(false);
-        }
-        Ok(self.waits_at("do_signal_stop")?.is_some())
-    }
-
-    /// A thread of the frozen group that waits for a child which has its memory until it executes a program or ends (vfork).
-    pub fn lender(&self) -> io::Result<Option<i32>> {
-        self.waits_at("kernel_clone")
-    }
-
-    /// The state of a frozen thread is that of any other; the place in the kernel where it waits tells more.
-    fn waits_at(&self, place: &str) -> io::Result<Option<i32>> {
+    /// What threads of the frozen group wait for. The state of one is that of any other; the place in the kernel where it waits tells more.
+    pub fn waits(&self) -> io::Result<Waits> {
         let threads = match self.version {
             Version::V2 => self.read("", "cgroup.threads")?,
             Version::V1 => self.read("freezer", "tasks")?,
         };
-        let waits = |thread: &i32| {
-            fs::read_to_string(format!("/proc/{thread}/wchan")).is_ok_and(|found| found == place)
-        };
-        Ok(threads.lines().filter_map(|line| line.parse().ok()).find(waits))
+        let mut waits = Waits::default();
+        for thread in threads.lines().filter_map(|line| line.parse().ok()) {
+            match fs::read_to_string(format!("/proc/{thread}/wchan")).as_deref() {
+                Ok("do_signal_stop") => waits.stopped = self.version == Version::V1,
+                Ok("kernel_clone") => waits.lender = Some(thread),
+                _ => {}
+            }
+        }
+        Ok(waits)
     }
 
     /// The directory whose freezer CRIU may use.

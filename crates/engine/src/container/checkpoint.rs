@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dorm_sys::cgroup::Group;
 use dorm_sys::process::Process;
 use rustix::process::Signal;
 
 use super::Container;
 use super::spare::Spares;
-use crate::criu::Criu;
 use crate::criu::manifest::{Manifest, Pages};
+use crate::criu::{Criu, LENT};
 use crate::host::image::{Still, Unfinished};
 use crate::host::{LiveBox, ended, netns_of, record_of};
 use crate::launch::{self, Job};
@@ -29,19 +28,6 @@ fn passes(reason: &str) -> bool {
     ["in-flight socket", "/ns/net: Permission denied", LENT]
         .iter()
         .any(|passing| reason.contains(passing))
-}
-
-/// CRIU would wait seconds for such a process, which cannot stop before its child has gone on.
-const LENT: &str = "waits for a child that has yet to execute its program";
-
-fn nobody_lends(group: &Group) -> Result<()> {
-    match group
-        .lender()
-        .map_err(EngineError::io("cannot look at the box's processes"))?
-    {
-        Some(thread) => Err(EngineError::CannotCheckpoint(format!("process {thread} {LENT}"))),
-        None => Ok(()),
-    }
 }
 
 impl Container {
@@ -68,12 +54,8 @@ impl Container {
         let mut moment = MOMENT;
         let (unfinished, names) = loop {
             let unfinished = Unfinished::make(image).map_err(failed())?;
-            let dumped = async {
-                nobody_lends(&live.group)?;
-                let (launcher, pid) = (&self.host.launcher, live.process.pid);
-                criu.dump(launcher, pid, &live.group, &home, &live.volumes, &unfinished.0)
-                    .await
-            };
+            let (launcher, pid) = (&self.host.launcher, live.process.pid);
+            let dumped = criu.dump(launcher, pid, &live.group, &home, &live.volumes, &unfinished.0);
             match dumped.await {
                 Ok(names) => break (unfinished, names),
                 Err(EngineError::CannotCheckpoint(reason)) if moment <= LAST_MOMENT && passes(&reason) => {
@@ -114,19 +96,7 @@ impl Container {
                 .unwrap_or_else(|e| Err(e.to_string()))
                 .map_err(EngineError::BadImage)?
         };
-        let guest = self.host.guest.path.with_file_name(&manifest.guest_hash);
-        if !guest.exists() {
-            return Err(EngineError::BadImage(format!(
-                "its guest {} is no longer here",
-                manifest.guest_hash
-            )));
-        }
-        if manifest.uid_base != spec.uid_base {
-            return Err(EngineError::BadImage(format!(
-                "it was made for ids from {} on",
-                manifest.uid_base
-            )));
-        }
+        let guest = self.host.guest_in(&manifest, spec)?;
         let work = tempfile::Builder::new()
             .prefix("restore-")
             .tempdir_in(&self.host.work);
@@ -166,7 +136,7 @@ impl Container {
                 join,
             },
         };
-        let staged = hand.launcher.socket.stage(&launch).await;
+        let staged = hand.launcher.stage(&launch).await;
         tokio::spawn(hand.end());
         let restored = async {
             staged.map_err(EngineError::io("cannot start criu"))?;

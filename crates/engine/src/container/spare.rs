@@ -194,8 +194,7 @@ impl Spares {
             Part::Launcher(filter) => Launcher::start(&self.program, join, Some(filter)).await,
             Part::Criu(job) => {
                 let launcher = Launcher::start(&self.program, join, None).await?;
-                launcher.become_criu(job.clone()).await?;
-                Ok(launcher)
+                launcher.become_criu(job.clone()).await
             }
         }
     }

@@ -103,9 +103,9 @@ impl Bare {
         let failed = || EngineError::io("cannot start criu");
         let (manifest, _) = Manifest::open(image).map_err(EngineError::BadImage)?;
         let work = tempfile::tempdir().map_err(failed())?;
-        let (waiting, hand) = (self.launcher().await?, self.launcher().await?);
+        let waiting = self.launcher().await?.become_criu(criu.job(0, false)).await;
+        let (waiting, hand) = (waiting.map_err(failed())?, self.launcher().await?);
         let restored = async {
-            waiting.become_criu(criu.job(0, false)).await.map_err(failed())?;
             let began = Instant::now();
             let spec = Spec {
                 volumes: Vec::new(),
@@ -117,7 +117,7 @@ impl Bare {
                     join: Vec::new(),
                 },
             };
-            hand.socket.stage(&spec).await.map_err(failed())?;
+            hand.stage(&spec).await.map_err(failed())?;
             let restoring = criu.restore(&waiting.socket, &[], image, work.path()).await?;
             restoring.namespaces().await?;
             restoring.memory().await?;

@@ -25,6 +25,9 @@ pub use find::find;
 pub(crate) use find::{is_self_test, self_test_process};
 pub(crate) use names::{forget, release};
 
+/// CRIU would wait seconds for such a process, which cannot stop before its child has gone on.
+pub(crate) const LENT: &str = "waits for a child that has yet to execute its program";
+
 /// CRIU's own log, in its working directory.
 const LOG: &str = "criu.log";
 
@@ -93,24 +96,30 @@ impl Criu {
     ) -> Result<Vec<PathBuf>> {
         let failed = || EngineError::io("cannot start criu");
         let directory = File::open(images).map_err(failed())?;
+        let waits = group
+            .waits()
+            .map_err(EngineError::io("cannot look at the box's processes"))?;
+        if let Some(thread) = waits.lender {
+            return Err(EngineError::CannotCheckpoint(format!("process {thread} {LENT}")));
+        }
         let owner =
             dorm_sys::namespace::open(pid, "user").and_then(|ns| dorm_sys::namespace::owner(ns.as_fd()));
         let user = owner.map_err(failed())?;
         let launcher = Launcher::start(launcher, Vec::new(), None)
             .await
             .map_err(failed())?;
+        let launcher = launcher
+            .become_criu(self.job(user, false))
+            .await
+            .map_err(failed())?;
         let done = async {
-            launcher
-                .become_criu(self.job(user, false))
-                .await
-                .map_err(failed())?;
             let mut options = rpc::Options::new(directory.as_fd(), directory.as_fd());
             options.pid = Some(pid);
             options.leave_running = Some(true);
             options.unprivileged = (user != 0).then_some(true);
             options.notify_scripts = Some(true);
             options.external = external_mounts(true, volumes.iter().map(String::as_str));
-            let thawed = group.has_stopped_processes().map_err(failed())?;
+            let thawed = waits.stopped;
             if thawed {
                 // Nobody can attach to a process that is both stopped and frozen. CRIU stops the others by itself then.
                 group.thaw().map_err(failed())?;

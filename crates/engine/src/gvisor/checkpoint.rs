@@ -1,7 +1,7 @@
 //! Memory images of sandboxes.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -79,13 +79,7 @@ impl Gvisor {
     /// What is damaged is found before anything of it runs.
     pub(super) async fn restore_box(&self, spec: &BoxSpec, image: &Path) -> Result<BoxRecord> {
         let manifest = open(image).await?;
-        let guest = self.guest(&manifest)?;
-        if manifest.uid_base != spec.uid_base {
-            let base = manifest.uid_base;
-            return Err(EngineError::BadImage(format!(
-                "it was made for ids from {base} on"
-            )));
-        }
+        let guest = self.host.guest_in(&manifest, spec)?;
         let version = self.version()?;
         if manifest.made_by() != version {
             let made_by = manifest.made_by();
@@ -115,17 +109,6 @@ impl Gvisor {
 
     fn version(&self) -> Result<String> {
         Ok(format!("runsc {}", self.runsc()?.version))
-    }
-
-    fn guest(&self, manifest: &Manifest) -> Result<PathBuf> {
-        let hash = &manifest.guest_hash;
-        let guest = self.host.guest.path.with_file_name(hash);
-        match guest.exists() {
-            true => Ok(guest),
-            false => Err(EngineError::BadImage(format!(
-                "its guest {hash} is no longer here"
-            ))),
-        }
     }
 
     async fn answers(&self, live: &LiveBox, within: Duration) -> Result<()> {

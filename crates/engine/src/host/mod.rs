@@ -13,6 +13,7 @@ use dorm_sys::cgroup::{Group, GroupLimits, Hierarchy};
 use dorm_sys::process::{self, Process};
 use tokio::sync::watch;
 
+use crate::criu::manifest::Manifest;
 use crate::guest_binary::{self, GuestBinary};
 use crate::home::Pool;
 use crate::launch;
@@ -173,6 +174,24 @@ impl Host {
         let directory = self.run_directory(id);
         make_passable(&directory)?;
         Ok(directory)
+    }
+
+    /// The guest that is in a memory image for the box of `spec`.
+    pub(crate) fn guest_in(&self, image: &Manifest, spec: &BoxSpec) -> Result<PathBuf> {
+        let guest = self.guest.path.with_file_name(&image.guest_hash);
+        if !guest.exists() {
+            return Err(EngineError::BadImage(format!(
+                "its guest {} is no longer here",
+                image.guest_hash
+            )));
+        }
+        if image.uid_base != spec.uid_base {
+            return Err(EngineError::BadImage(format!(
+                "it was made for ids from {} on",
+                image.uid_base
+            )));
+        }
+        Ok(guest)
     }
 
     fn boxes(&self) -> std::sync::MutexGuard<'_, HashMap<Id, Slot>> {

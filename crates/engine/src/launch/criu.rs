@@ -6,11 +6,12 @@
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
-use super::{Failure, Report, Spec, Step, bind, report, rootfs};
+use super::{Failure, Report, Spec, Step, bind, bind_mapped, command_line, report, rootfs};
 
 /// Where a home is mounted for CRIU to restore a box on, in a mount namespace of its own.
 pub(crate) const STAGED_ROOT: &str = "/tmp/root";
@@ -78,14 +79,11 @@ fn let_go(command: &[PathBuf]) -> io::Result<()> {
 /// Mounts the home, the guest and the volumes of a box in the namespace of the process `criu`.
 pub(super) fn stage(criu: i32, guest: &Path, spec: &Spec) -> Result<(), Failure> {
     use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
-    let home = bind(&spec.home, NODEV, NOSUID).step("bind the home")?;
     let ids = dorm_sys::namespace::user_namespace(spec.uid_base).step("make a user namespace")?;
-    home.map_ids(ids.as_fd()).step("map the ids of the home")?;
+    let home = bind_mapped(&spec.home, ids.as_fd()).step("bind the home")?;
     let mut volumes = Vec::new();
     for volume in &spec.volumes {
-        let bound = bind(&volume.source, NODEV, NOSUID).step("bind a volume")?;
-        bound.map_ids(ids.as_fd()).step("map the ids of a volume")?;
-        volumes.push(bound);
+        volumes.push(bind_mapped(&volume.source, ids.as_fd()).step("bind a volume")?);
     }
     let guest = bind(guest, RDONLY | NOSUID | NODEV, NOEXEC).step("bind the guest")?;
 
@@ -102,20 +100,14 @@ pub(super) fn stage(criu: i32, guest: &Path, spec: &Spec) -> Result<(), Failure>
 }
 
 fn exec(command: &[PathBuf]) -> io::Error {
-    use std::os::unix::process::CommandExt;
-    let Some((program, arguments)) = command.split_first() else {
-        return io::ErrorKind::InvalidInput.into();
+    let mut criu = match command_line(command) {
+        Ok(criu) => criu,
+        Err(error) => return error,
     };
-    std::process::Command::new(program)
-        .args(arguments)
-        .args(["swrk", "0"])
+    criu.args(["swrk", "0"])
         // What it has to say of a call is in that call's log.
         .stderr(std::process::Stdio::null())
         // Where it looks for what it knows of this kernel if it is not root.
         .env("XDG_RUNTIME_DIR", "/run")
-        .env(
-            "PATH",
-            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        )
         .exec()
 }

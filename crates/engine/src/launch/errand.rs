@@ -23,7 +23,7 @@ pub(super) async fn run(
         }
     };
     let said = async {
-        match launcher.socket.report().await {
+        match launcher.report().await {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 Err(io::Error::other("the process ended without a word"))
             }

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use dorm_sys::process::Process;
 use tokio::process::Child;
 
-use super::{Preparation, Report, SUBCOMMAND, Spec};
+use super::{Job, Preparation, Report, SUBCOMMAND, Spec};
 use crate::packet::PacketSocket;
 
 /// One that is prepared and waits for what to do.
@@ -40,10 +40,15 @@ impl Launcher {
             .kill_on_drop(true)
             .spawn()?;
         let launcher = Self { process, socket };
-        match launcher.prepare(join, filter).await {
-            Ok(()) => Ok(launcher),
+        let prepared = launcher.prepare(join, filter).await;
+        launcher.unless_failed(prepared).await
+    }
+
+    async fn unless_failed(self, done: io::Result<()>) -> io::Result<Self> {
+        match done {
+            Ok(()) => Ok(self),
             Err(error) => {
-                launcher.end().await;
+                self.end().await;
                 Err(error)
             }
         }
@@ -58,22 +63,48 @@ impl Launcher {
         if let Some(filter) = filter {
             self.socket.send(filter).await?;
         }
-        self.socket.expect(&Report::Prepared).await
+        self.expect(&Report::Prepared).await
     }
 
     /// Tells it what to launch, and learns who process 1 is.
     pub(crate) async fn launch(&self, spec: &Spec) -> io::Result<Process> {
         self.socket.send_json(spec).await?;
-        match self.socket.report().await? {
+        match self.report().await? {
             Report::Pid(pid) => Process::open(pid),
             other => Err(unexpected(&other)),
         }
     }
 
     /// Has it become CRIU.
-    pub(crate) async fn become_criu(&self, job: super::Job) -> io::Result<()> {
-        self.socket.send_json(&Spec::without_home(job)).await?;
-        self.socket.expect(&Report::Executing).await
+    pub(crate) async fn become_criu(self, job: Job) -> io::Result<Self> {
+        let become_so = async {
+            self.socket.send_json(&Spec::without_home(job)).await?;
+            self.expect(&Report::Executing).await
+        };
+        let done = become_so.await;
+        self.unless_failed(done).await
+    }
+
+    /// Has it set the stage for a CRIU that waits.
+    pub(crate) async fn stage(&self, spec: &Spec) -> io::Result<()> {
+        self.socket.send_json(spec).await?;
+        self.expect(&Report::Staged).await
+    }
+
+    /// What it says next. A failure, or what is no report, is an error in those words.
+    pub(super) async fn report(&self) -> io::Result<Report> {
+        let said = self.socket.receive().await?;
+        match serde_json::from_slice(&said) {
+            Ok(Report::Failed(_)) | Err(_) => Err(io::Error::other(complaint(&said))),
+            Ok(report) => Ok(report),
+        }
+    }
+
+    async fn expect(&self, wanted: &Report) -> io::Result<()> {
+        match self.report().await? {
+            report if report == *wanted => Ok(()),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Zero, which no process has, once it was waited for.
@@ -89,30 +120,6 @@ impl Launcher {
         let Self { mut process, socket } = self;
         drop(socket);
         let _ = process.wait().await;
-    }
-}
-
-impl PacketSocket {
-    /// The next report of a launcher. A failure, or what is no report, is an error in those words.
-    pub(crate) async fn report(&self) -> io::Result<Report> {
-        let said = self.receive().await?;
-        match serde_json::from_slice(&said) {
-            Ok(Report::Failed(_)) | Err(_) => Err(io::Error::other(complaint(&said))),
-            Ok(report) => Ok(report),
-        }
-    }
-
-    async fn expect(&self, wanted: &Report) -> io::Result<()> {
-        match self.report().await? {
-            report if report == *wanted => Ok(()),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Has the launcher behind this socket set the stage for a CRIU that waits.
-    pub(crate) async fn stage(&self, spec: &Spec) -> io::Result<()> {
-        self.send_json(spec).await?;
-        self.expect(&Report::Staged).await
     }
 }
 

@@ -17,9 +17,11 @@
 //! One `SOCK_SEQPACKET` socket carries it all. It is the launcher's standard input and the guest's
 //! descriptor 3. A process whose peer is gone reads an end of file, and ends.
 
+use std::ffi::OsStr;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use dorm_sys::confine::SystemCallFilter;
@@ -358,7 +360,7 @@ fn become_box(
             if let Some(filter) = filter {
                 filter.install().step("install the system call filter")?;
             }
-            Err(exec_guest()).step("execute the guest")
+            Err(command(dorm_proto::boot::GUEST_PATH).exec()).step("execute the guest")
         }
         Job::Machine(machine) => {
             let missing = || io::Error::from(io::ErrorKind::NotFound);
@@ -385,15 +387,22 @@ fn become_box(
     }
 }
 
-fn exec_guest() -> io::Error {
-    use std::os::unix::process::CommandExt;
-    std::process::Command::new(dorm_proto::boot::GUEST_PATH)
-        .env_clear()
-        .env(
-            "PATH",
-            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        )
-        .exec()
+/// A program that knows nothing but where others are everywhere.
+fn command(program: impl AsRef<OsStr>) -> std::process::Command {
+    let mut command = std::process::Command::new(program);
+    command.env_clear().env(
+        "PATH",
+        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    );
+    command
+}
+
+/// The same of a program and its first arguments.
+fn command_line(words: &[PathBuf]) -> io::Result<std::process::Command> {
+    let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut command = command(program);
+    command.args(arguments);
+    Ok(command)
 }
 
 /// Everything of the host's that a box sees, as mounts attached nowhere yet: the home first, then for a
@@ -427,6 +436,14 @@ fn bind_mounts(spec: &Spec) -> io::Result<Vec<Detached>> {
 fn bind(path: &Path, set: u64, clear: u64) -> io::Result<Detached> {
     let mount = Detached::bind(path)?;
     mount.set(set, clear)?;
+    Ok(mount)
+}
+
+/// One whose files belong to the users of the namespace `ids`.
+fn bind_mapped(path: &Path, ids: BorrowedFd<'_>) -> io::Result<Detached> {
+    use dorm_sys::mount::{NODEV, NOSUID};
+    let mount = bind(path, NODEV, NOSUID)?;
+    mount.map_ids(ids)?;
     Ok(mount)
 }
 

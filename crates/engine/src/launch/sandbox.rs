@@ -4,12 +4,13 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Mode;
 use rustix::mount::{MountFlags, MountPropagationFlags};
 
-use super::{Failure, Report, Spec, Step, bind, daemon, receive, report};
+use super::{Failure, Report, Spec, Step, bind, bind_mapped, command_line, daemon, receive, report};
 
 /// What is where in the run directory of a box. What is staged is seen in the mount namespace of its launcher alone.
 #[derive(Debug, Clone)]
@@ -61,21 +62,8 @@ pub(super) fn execute(
     rustix::process::umask(Mode::from_raw_mode(0o077));
     connect_stdio(&Staged(directory.to_owned())).step("open standard input and output")?;
     std::env::set_current_dir("/").step("enter the root")?;
-    Err(exec(command)).step("execute runsc")
-}
-
-fn exec(command: &[PathBuf]) -> io::Error {
-    use std::os::unix::process::CommandExt;
-    let Some((program, arguments)) = command.split_first() else {
-        return io::ErrorKind::InvalidInput.into();
-    };
-    std::process::Command::new(program)
-        .args(arguments)
-        .env(
-            "PATH",
-            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        )
-        .exec()
+    let mut runsc = command_line(command).step("find runsc")?;
+    Err(runsc.exec()).step("execute runsc")
 }
 
 fn stage(guest: &Path, directory: &Path, spec: &Spec) -> Result<(), Failure> {
@@ -84,12 +72,7 @@ fn stage(guest: &Path, directory: &Path, spec: &Spec) -> Result<(), Failure> {
     rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .step("make all mounts private")?;
     let ids = dorm_sys::namespace::user_namespace(spec.uid_base).step("make a user namespace")?;
-    let mapped = |path: &Path| {
-        let mount = bind(path, NODEV, NOSUID)?;
-        mount.map_ids(ids.as_fd())?;
-        io::Result::Ok(mount)
-    };
-    let home = mapped(&spec.home).step("bind the home")?;
+    let home = bind_mapped(&spec.home, ids.as_fd()).step("bind the home")?;
     let staged = Staged(directory.to_owned());
     let tmpfs = |at: &Path, options| {
         rustix::mount::mount(
@@ -111,7 +94,7 @@ fn stage(guest: &Path, directory: &Path, spec: &Spec) -> Result<(), Failure> {
     for (number, volume) in spec.volumes.iter().enumerate() {
         let at = staged.volume(number);
         fs::create_dir(&at)
-            .and_then(|()| mapped(&volume.source)?.attach(at))
+            .and_then(|()| bind_mapped(&volume.source, ids.as_fd())?.attach(at))
             .step("attach a volume")?;
     }
     // runsc takes a network namespace that has this for the host's own, and leaves that alone; newer kernels have it in all.

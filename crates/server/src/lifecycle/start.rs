@@ -70,15 +70,10 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
                 how: "woken from disk".to_owned(),
             });
         }
-        Err(Unrestored::NotNow(why)) => {
+        Err(Unrestored::NotNow(trouble)) => {
             let swept = ctx.engine.sweep(&agent.profile.id).await;
             swept.map_err(Trouble::engine("wake"))?;
-            return Err(Trouble::CannotWake(why));
-        }
-        Err(Unrestored::NoSpace(error)) => {
-            let swept = ctx.engine.sweep(&agent.profile.id).await;
-            swept.map_err(Trouble::engine("wake"))?;
-            return Err(Trouble::engine("wake")(error));
+            return Err(trouble);
         }
         Err(Unrestored::Broken(fault)) => {
             let _ = ctx.engine.sweep(&agent.profile.id).await;
@@ -114,8 +109,7 @@ enum Unrestored {
     /// This image will not be.
     Never(String),
     /// Something is wrong with this machine, and not with the image.
-    NotNow(String),
-    NoSpace(EngineError),
+    NotNow(Trouble),
     Broken(Injected),
 }
 
@@ -124,9 +118,10 @@ async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, U
     // What is wrong with the image is all that can be held against it; whatever else goes wrong may go well the next time.
     let in_full = |error: EngineError| match error {
         EngineError::BadImage(_) => Unrestored::Never(dorm_engine::chain(&error)),
-        error if error.is_no_space() => Unrestored::NoSpace(error),
-        error => Unrestored::NotNow(dorm_engine::chain(&error)),
+        error if error.is_no_space() => Unrestored::NotNow(Trouble::engine("wake")(error)),
+        error => Unrestored::NotNow(Trouble::CannotWake(dorm_engine::chain(&error))),
     };
+    let not_now = |why: String| Unrestored::NotNow(Trouble::CannotWake(why));
     let path = images::path(agent, &image.id);
     let unchanged = ctx.homes.is_unchanged(id, image.generation).await;
     if !unchanged.map_err(in_full)? && !ctx.engine.is_untouched(&path) {
@@ -137,10 +132,10 @@ async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, U
     begun.map_err(Unrestored::Broken)?;
     let restored = agent.with_box_spec(async |spec| (ctx.engine.restore(&spec, &path).await, spec.boot));
     let restored = restored.await;
-    let (record, boot) = restored.map_err(|error| Unrestored::NotNow(super::in_full(&error)))?;
+    let (record, boot) = restored.map_err(|error| not_now(super::in_full(&error)))?;
     let record = record.map_err(|error| match agent.can_save() {
         Ok(()) => in_full(error),
-        Err(reason) => Unrestored::NotNow(reason),
+        Err(reason) => not_now(reason),
     })?;
     let reached = ctx.faults.reach(Point::WakeRestored).await;
     reached.map_err(Unrestored::Broken)?;

@@ -127,44 +127,61 @@ impl SqliteStore {
         tx.commit().await.map_err(database(DOING))
     }
 
-    pub(super) async fn do_set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()> {
-        let updated = sqlx::query("UPDATE agents SET image = ? WHERE id = ?")
-            .bind(image.map(json))
+    /// By a query with a place for `value` and one for the agent.
+    async fn update(
+        &self,
+        query: &'static str,
+        value: Option<String>,
+        agent: &Id,
+        doing: &'static str,
+    ) -> Result<()> {
+        let updated = sqlx::query(query)
+            .bind(value)
             .bind(agent.as_str())
             .execute(&self.writer)
             .await
-            .map_err(database("recorded a memory image"))?;
+            .map_err(database(doing))?;
         found(agent, updated.rows_affected())
+    }
+
+    pub(super) async fn do_set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()> {
+        self.update(
+            "UPDATE agents SET image = ? WHERE id = ?",
+            image.map(json),
+            agent,
+            "recorded a memory image",
+        )
+        .await
     }
 
     pub(super) async fn do_set_setback(&self, agent: &Id, setback: &Note) -> Result<()> {
-        let updated = sqlx::query("UPDATE agents SET setback = ? WHERE id = ?")
-            .bind(json(setback))
-            .bind(agent.as_str())
-            .execute(&self.writer)
-            .await
-            .map_err(database("recorded a setback"))?;
-        found(agent, updated.rows_affected())
+        self.update(
+            "UPDATE agents SET setback = ? WHERE id = ?",
+            Some(json(setback)),
+            agent,
+            "recorded a setback",
+        )
+        .await
     }
 
     pub(super) async fn do_set_reach(&self, agent: &Id, reach: &Reach) -> Result<()> {
-        let updated = sqlx::query("UPDATE agents SET reach = ? WHERE id = ?")
-            .bind(json(reach))
-            .bind(agent.as_str())
-            .execute(&self.writer)
-            .await
-            .map_err(database("recorded who may reach an agent"))?;
-        found(agent, updated.rows_affected())
+        self.update(
+            "UPDATE agents SET reach = ? WHERE id = ?",
+            Some(json(reach)),
+            agent,
+            "recorded who may reach an agent",
+        )
+        .await
     }
 
     pub(super) async fn do_set_isolation(&self, agent: &Id, isolation: Isolation) -> Result<()> {
-        let updated = sqlx::query("UPDATE agents SET spec = json_set(spec, '$.isolation', ?) WHERE id = ?")
-            .bind(isolation.as_str())
-            .bind(agent.as_str())
-            .execute(&self.writer)
-            .await
-            .map_err(database("recorded an isolation"))?;
-        found(agent, updated.rows_affected())
+        self.update(
+            "UPDATE agents SET spec = json_set(spec, '$.isolation', ?) WHERE id = ?",
+            Some(isolation.to_string()),
+            agent,
+            "recorded an isolation",
+        )
+        .await
     }
 
     pub(super) async fn do_set_network(&self, agent: &Id, policy: &Policy) -> Result<()> {
