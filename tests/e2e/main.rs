@@ -2,7 +2,7 @@
 //!
 //! Needs root. `cargo test -p dorm-e2e --test e2e -- FILTER` runs the tests whose name or feature holds FILTER.
 //! `DORM_BIN` names another binary than `target/debug/dorm`; `DORM_E2E_KEEP` leaves the work directory in place;
-//! `DORM_E2E_ISOLATION` runs part of them with agents of another isolation, `DORM_E2E_ALL` all that concern it.
+//! `DORM_E2E_ISOLATION` runs part of them with agents of another isolation, `DORM_E2E_ALL` all in which an engine has a part.
 //! `DORM_E2E_SLOWNESS` is how many times as long as usual anything may take, on a machine that is emulated.
 
 use std::process::ExitCode;
@@ -33,17 +33,13 @@ const THREADS: usize = 3;
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     args.test_threads.get_or_insert(THREADS);
-    let tests = match harness::engines::of_this_run(features()) {
-        Ok(tests) => tests,
+    let trials = match harness::engines::of_this_run(features()) {
+        Ok(trials) => trials,
         Err(error) => {
             eprintln!("error: {error:#}");
             return ExitCode::FAILURE;
         }
     };
-    let trials = tests
-        .into_iter()
-        .map(|(feature, test)| harness::trial(feature, test));
-    let trials = trials.collect();
     if args.list {
         return libtest_mimic::run(&args, trials).exit_code();
     }

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use dorm_server::faults::Point;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -43,7 +44,7 @@ enum Act {
     DeleteSnapshot,
     Fork,
     RollBack,
-    /// From a container to a virtual machine.
+    /// From the isolation of this run to another.
     Convert,
 }
 
@@ -293,7 +294,7 @@ impl Scene<'_> {
             }
             Act::Fork => post("fork", json!({ "name": COPY }))?,
             Act::RollBack => post("rollback", json!({ "snapshot": "old" }))?,
-            Act::Convert => self.call("PATCH", &format!("/{name}"), &json!({ "isolation": "vm" }))?,
+            Act::Convert => self.call("PATCH", &format!("/{name}"), &json!({ "isolation": other_isolation() }))?,
         };
         Ok(())
     }
@@ -337,7 +338,8 @@ impl Scene<'_> {
             Act::Convert => {
                 let moved = matches!(point, Point::ConvertMoved | Point::ConvertFinished);
                 let shown = self.agent().show()?;
-                ensure!(shown["isolation"] == if moved { "vm" } else { "container" }, "{shown}");
+                let expected = if moved { other_isolation().to_owned() } else { isolation() };
+                ensure!(shown["isolation"] == expected, "{shown}");
                 self.has_file(&self.word)
             }
             Act::Pause | Act::Thaw | Act::MakeDurable | Act::Hibernate | Act::Wake => self.has_all(self.agent()),
@@ -465,17 +467,27 @@ impl Scene<'_> {
     fn damage(&self) -> Result<()> {
         let images = self.server.data.join("images").join(&self.agent().id);
         let image = fs::read_dir(images)?.next().context("no image")??.path();
+        // Pages of its memory, or the state of its devices.
+        let mut largest = (0, PathBuf::new());
         for entry in fs::read_dir(&image)? {
-            let path = entry?.path();
-            if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"pages-")) {
-                let mut bytes = fs::read(&path)?;
-                let middle = bytes.len() / 2;
-                bytes[middle] ^= 1;
-                return Ok(fs::write(&path, bytes)?);
-            }
+            let entry = entry?;
+            largest = largest.max((entry.metadata()?.len(), entry.path()));
         }
-        bail!("there are no pages in {}", image.display())
+        let mut bytes = fs::read(&largest.1).with_context(|| format!("nothing in {}", image.display()))?;
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        Ok(fs::write(&largest.1, bytes)?)
     }
+}
+
+/// What agents of this run have unless they are told otherwise.
+fn isolation() -> String {
+    harness::engines::isolation().unwrap_or_else(|| "container".to_owned())
+}
+
+/// One for which a home has another form.
+fn other_isolation() -> &'static str {
+    if isolation() == "vm" { "container" } else { "vm" }
 }
 
 /// What the keeper holds, after `new` has taken its place, unless that is empty.

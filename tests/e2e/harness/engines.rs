@@ -3,9 +3,10 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use libtest_mimic::{Completion, Trial};
 
-use super::Test;
 use super::cli::{binary, run};
+use super::{Test, trial};
 
 /// How all agents are isolated, where `DORM_E2E_ISOLATION` says so.
 pub(crate) fn isolation() -> Option<String> {
@@ -13,24 +14,27 @@ pub(crate) fn isolation() -> Option<String> {
 }
 
 /// The tests of this run. `DORM_E2E_ISOLATION` alone means the core; with `DORM_E2E_ALL`, all that an engine has a part in.
-pub(crate) fn of_this_run(features: Vec<(&'static str, Vec<Test>)>) -> Result<Vec<(&'static str, Test)>> {
+pub(crate) fn of_this_run(features: Vec<(&'static str, Vec<Test>)>) -> Result<Vec<Trial>> {
     let all = features
         .into_iter()
         .flat_map(|(feature, tests)| tests.into_iter().map(move |test| (feature, test)));
     let all: Vec<(&'static str, Test)> = all.collect();
     let Some(isolation) = isolation() else {
-        return Ok(all);
+        return Ok(all
+            .into_iter()
+            .map(|(feature, test)| trial(feature, test))
+            .collect());
     };
     let cannot = match isolation.as_str() {
         "gvisor" => GVISOR_CANNOT,
         "vm" => VM_CANNOT,
         other => bail!("DORM_E2E_ISOLATION: `{other}` is neither gvisor nor vm"),
     };
-    for name in CORE.iter().chain(cannot) {
+    for name in CORE.iter().chain(cannot.iter().flat_map(|(_, tests)| *tests)) {
         let known = all.iter().any(|(_, test)| test.name == *name);
         ensure!(known, "tests/e2e/harness/engines.rs: there is no test `{name}`");
     }
-    for name in FEATURES {
+    for (name, _) in WITHOUT_ENGINE {
         let known = all.iter().any(|(feature, _)| feature == name);
         ensure!(
             known,
@@ -39,13 +43,31 @@ pub(crate) fn of_this_run(features: Vec<(&'static str, Vec<Test>)>) -> Result<Ve
     }
     let whole = std::env::var_os("DORM_E2E_ALL").is_some();
     let concerns = |feature: &str, test: &str| match whole {
-        true => FEATURES.contains(&feature),
+        true => WITHOUT_ENGINE.iter().all(|(without, _)| *without != feature),
         false => CORE.contains(&test),
     };
     let of_this_run = all
         .into_iter()
-        .filter(|(feature, test)| concerns(feature, test.name) && !cannot.contains(&test.name));
+        .filter(|(feature, test)| concerns(feature, test.name))
+        .map(|(feature, test)| match reason(cannot, test.name) {
+            None => trial(feature, test),
+            Some(why) => left_out(feature, test.name, why),
+        });
     Ok(of_this_run.collect())
+}
+
+/// Tests that an engine cannot pass, each list with the reason.
+type Cannot = &'static [(&'static str, &'static [&'static str])];
+
+fn reason(cannot: Cannot, test: &str) -> Option<&'static str> {
+    let found = cannot.iter().find(|(_, tests)| tests.contains(&test));
+    found.map(|(why, _)| *why)
+}
+
+/// A test that is shown with the reason for which it is not run.
+fn left_out(feature: &'static str, test: &'static str, why: &'static str) -> Trial {
+    Trial::ignorable_test(test.replace('_', " "), move || Ok(Completion::ignored_with(why)))
+        .with_kind(feature)
 }
 
 /// Why nothing can be run with the isolation that was asked for.
@@ -103,55 +125,74 @@ const CORE: &[&str] = &[
     "a_volume_outlives_its_agent",
 ];
 
-const FEATURES: &[&str] = &[
-    "agents",
-    "crash",
-    "exec",
-    "files",
-    "hibernate",
-    "isolation",
-    "limits",
-    "network",
-    "policy",
-    "ports",
-    "sleep",
-    "volumes",
+/// Features in which no engine has a part, and why.
+const WITHOUT_ENGINE: &[(&str, &str)] = &[
+    ("acme", "certificates of the daemon"),
+    ("docs", "documents and the command line's own words"),
+    ("gvisor", "its tests choose the isolation themselves"),
+    ("runner", "the tests' own order"),
+    ("tls", "certificates of the daemon"),
+    ("vm", "its tests choose the isolation themselves"),
 ];
 
 /// What gVisor cannot do, or what a test finds out by means of the kernel's own; see docs/engines.md.
-const GVISOR_CANNOT: &[&str] = &[
-    // No rights by a setuid bit.
-    "sudo_works_without_a_password",
-    "a_fork_is_nobody_but_itself",
-    // It saves message queues, and no files that have lost their names.
-    "what_cannot_be_saved_is_named_and_goes_on",
-    "a_shell_keeps_its_variables_listeners_and_pipes_their_ends",
-    // The whole box ends for want of memory, or of threads on the host.
-    "limits_hold_in_an_adopted_box",
-    "limits_hold_again_after_a_start",
-    "a_memory_hog_is_killed_and_told",
-    "a_fork_bomb_hurts_its_own_box_only",
-    // It counts terminals by its own rules, and memory of the guest together with its own.
-    "terminals_of_a_box_have_an_end",
-    "the_guest_stays_small",
-    // Mounts, namespaces, settings, keys and the log of its own kernel are the box's to use; btrfs it does not know.
-    "nothing_can_be_mounted_at_all",
-    "the_hosts_settings_cannot_be_written",
-    "raw_devices_and_the_kernels_log_are_out_of_reach",
-    "no_namespace_can_be_made_or_entered",
-    "dangerous_system_calls_are_refused",
-    "a_subvolume_cannot_be_made_in_a_home",
-    "capabilities_are_bounded",
-    // The process that is looked at is gVisor's own.
-    "no_descriptor_of_the_host_is_open_in_a_box",
-    // It counts itself in a box's memory.
-    "beyond_the_budget_the_longest_asleep_goes_to_disk_first",
-    // No frames of one's own making are sent.
-    "questions_for_hardware_addresses_leave_no_trace",
-    // Its interfaces have link-local addresses, which lead nowhere.
-    "a_box_has_no_ipv6_way_out",
-    // Where another process is, it does not say.
-    "a_volume_is_there_after_stop_hibernation_and_fork",
+const GVISOR_CANNOT: Cannot = &[
+    (
+        "no program gets rights by a setuid bit",
+        &["sudo_works_without_a_password", "a_fork_is_nobody_but_itself"],
+    ),
+    (
+        "it saves message queues, and no files that have lost their names",
+        &[
+            "what_cannot_be_saved_is_named_and_goes_on",
+            "a_shell_keeps_its_variables_listeners_and_pipes_their_ends",
+        ],
+    ),
+    (
+        "the whole box ends for want of memory, or of threads on the host",
+        &[
+            "limits_hold_in_an_adopted_box",
+            "limits_hold_again_after_a_start",
+            "a_memory_hog_is_killed_and_told",
+            "a_fork_bomb_hurts_its_own_box_only",
+        ],
+    ),
+    (
+        "it counts terminals by its own rules, and memory of the guest together with its own",
+        &["terminals_of_a_box_have_an_end", "the_guest_stays_small"],
+    ),
+    (
+        "mounts, namespaces, settings, keys and the log of its own kernel are the box's to use; btrfs it does not know",
+        &[
+            "nothing_can_be_mounted_at_all",
+            "the_hosts_settings_cannot_be_written",
+            "raw_devices_and_the_kernels_log_are_out_of_reach",
+            "no_namespace_can_be_made_or_entered",
+            "dangerous_system_calls_are_refused",
+            "a_subvolume_cannot_be_made_in_a_home",
+            "capabilities_are_bounded",
+        ],
+    ),
+    (
+        "the process that is looked at is gVisor's own",
+        &["no_descriptor_of_the_host_is_open_in_a_box"],
+    ),
+    (
+        "it counts itself in a box's memory",
+        &["beyond_the_budget_the_longest_asleep_goes_to_disk_first"],
+    ),
+    (
+        "no frames of one's own making are sent",
+        &["questions_for_hardware_addresses_leave_no_trace"],
+    ),
+    (
+        "its interfaces have link-local addresses, which lead nowhere",
+        &["a_box_has_no_ipv6_way_out"],
+    ),
+    (
+        "where another process is, it does not say",
+        &["a_volume_is_there_after_stop_hibernation_and_fork"],
+    ),
 ];
 
-const VM_CANNOT: &[&str] = &[];
+const VM_CANNOT: Cannot = &[];
