@@ -187,6 +187,7 @@ fn a_paused_agent_outlives_a_killed_daemon_as_it_was() -> Result<()> {
     let agent = server.agent("paused")?;
     let secret = secret(&agent)?;
     agent.pause()?;
+    told(&agent, "standby")?;
     server.kill9()?;
     server.launch(&[])?;
     ensure!(agent.state()? == "standby", "{}", agent.state()?);
