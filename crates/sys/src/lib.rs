@@ -4,6 +4,7 @@
 //! the guest are the only places where `unsafe` is allowed.
 
 pub mod btrfs;
+pub mod cache;
 pub mod cgroup;
 pub mod confine;
 pub mod loopdev;

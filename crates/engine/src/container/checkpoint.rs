@@ -16,6 +16,7 @@ use crate::criu::{Criu, LENT};
 use crate::host::image::{Still, Unfinished};
 use crate::host::{LiveBox, ended, netns_of, record_of};
 use crate::launch::{self, Job};
+use crate::network::Owned;
 use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, Result};
 
 /// How long a box goes on whose state of the moment cannot be saved: twice as long each time, up to the last.
@@ -104,7 +105,10 @@ impl Container {
         Still::mark(image).map_err(EngineError::io("cannot mark the memory image as untouched"))?;
         let check = Check::begin(pages);
         let come = self.bring_back(criu, spec, &manifest.guest_hash, guest, image, work.path(), check);
-        self.host.occupy(spec, come).await
+        let restored = self.host.occupy(spec, come).await;
+        // Only now: a launcher that starts takes a core, and who waits for a wake is in a hurry.
+        self.all_spares().for_each(Spares::refill);
+        restored
     }
 
     #[expect(
@@ -136,21 +140,21 @@ impl Container {
                 join,
             },
         };
+        let network = &self.host.network;
         let staged = hand.launcher.stage(&launch).await;
         tokio::spawn(hand.end());
         let restored = async {
             staged.map_err(EngineError::io("cannot start criu"))?;
             let started = began.elapsed();
             let restoring = criu.restore(&waiting.socket, &launch.volumes, image, work).await?;
-            let policy = self.host.network.apply(&spec.id, spec.slot, &spec.network);
+            let policy = network.apply(&spec.id, spec.slot, &spec.network);
             let (pid, ()) = tokio::try_join!(restoring.namespaces(), policy)?;
             let namespaces = began.elapsed();
             let netns = dorm_sys::namespace::open(pid, "net")
                 .map_err(EngineError::io("cannot open the box's network"))?;
-            let (netns, inside) = (Arc::new(netns), self.host.network.inside());
-            self.host.network.connect(&spec.id, spec.slot, &netns).await?;
-            inside.own_every_address(netns.clone(), true).await?;
-            let network = began.elapsed();
+            let netns = Arc::new(netns);
+            network.connect(&spec.id, spec.slot, &netns, Owned::Every).await?;
+            let connected = began.elapsed();
             restoring.memory().await?;
             let memory = began.elapsed();
             // Nothing of the box has run yet.
@@ -159,12 +163,12 @@ impl Container {
                 return Err(EngineError::BadImage(reason));
             }
             let checked = began.elapsed();
-            inside.own_every_address(netns, false).await?;
+            network.inside().disown_others(netns).await?;
             renew(pid, &spec.hostname).map_err(EngineError::io("cannot give the box its identity"))?;
             // The last step before it runs: a daemon that dies earlier takes CRIU, and with it the box, along.
             Still::unmark(image).map_err(EngineError::io("cannot mark the memory image as used"))?;
             let restored = restoring.finish().await;
-            tracing::debug!(id = %spec.id, ?started, ?namespaces, ?network, ?memory, ?checked, done = ?began.elapsed(), "restored");
+            tracing::debug!(id = %spec.id, ?started, ?namespaces, ?connected, ?memory, ?checked, done = ?began.elapsed(), "restored");
             restored
         }
         .await;

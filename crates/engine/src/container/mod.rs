@@ -66,12 +66,16 @@ impl Container {
             host,
         })
     }
+
+    fn all_spares(&self) -> impl Iterator<Item = &Arc<Spares>> {
+        std::iter::once(&self.spares).chain(&self.criu_spares)
+    }
 }
 
 #[async_trait]
 impl Kind for Container {
     async fn close(&self) {
-        for spares in std::iter::once(&self.spares).chain(&self.criu_spares) {
+        for spares in self.all_spares() {
             spares.close().await;
         }
     }

@@ -125,8 +125,8 @@ impl Spares {
         }
     }
 
-    /// A spare launcher, or a new one; others are made ready meanwhile.
-    pub(super) async fn take(self: &Arc<Self>) -> Result<Spare> {
+    /// A spare launcher, or a new one. Whoever takes one has it replaced by [`Self::refill`], when that is in nobody's way.
+    pub(super) async fn take(&self) -> Result<Spare> {
         let mut spare = self.ready().pop();
         if spare.is_none() {
             // The one that is being made comes sooner than another would.
@@ -136,7 +136,7 @@ impl Spares {
         let alive = spare
             .as_mut()
             .is_some_and(|s| s.launcher.process.try_wait().is_ok_and(|ended| ended.is_none()));
-        let spare = match spare {
+        match spare {
             Some(spare) if alive => Ok(spare),
             dead => {
                 if let Some(dead) = dead {
@@ -144,9 +144,7 @@ impl Spares {
                 }
                 self.prepare().await
             }
-        };
-        self.refill();
-        spare
+        }
     }
 
     /// Ends the spare launchers, and makes no others.
@@ -159,7 +157,8 @@ impl Spares {
         }
     }
 
-    fn refill(self: &Arc<Self>) {
+    /// Makes ready what is missing, in the background.
+    pub(super) fn refill(self: &Arc<Self>) {
         let spares = Arc::clone(self);
         tokio::spawn(async move {
             loop {

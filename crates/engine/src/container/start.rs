@@ -17,6 +17,7 @@ impl Container {
     pub(super) async fn start_box(&self, spec: &BoxSpec) -> Result<(LiveBox, BoxRecord)> {
         let limits = self.host.group_limits(&spec.limits)?;
         let mut spare = self.spares.take().await?;
+        self.spares.refill();
         let (group, join) = spare.claim(&self.host.cgroups, &spec.id, &limits)?;
         let launch = launch::Spec {
             home: self.host.pool.home_path(&spec.id),

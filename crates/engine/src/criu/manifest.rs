@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use rustix::fs::Advice;
 use serde::{Deserialize, Serialize};
 
+use super::hashed::hash;
 use crate::MemoryImage;
 
 const NAME: &str = "manifest.json";
@@ -21,8 +21,6 @@ const SEAL: &str = "manifest.blake3";
 const FORMAT: u32 = 2;
 /// First characters of the names of files that hold memory, and nothing else.
 const PAGES: &str = "pages-";
-/// A piece of a file that stays in the processor's cache between being read and being hashed.
-const PIECE: usize = 256 << 10;
 /// Files that are synced, or hashed, at the same time.
 const AT_ONCE: usize = 4;
 
@@ -226,21 +224,6 @@ impl FileEntry {
 
 fn pop<T>(list: &Mutex<Vec<T>>) -> Option<T> {
     list.lock().unwrap_or_else(|p| p.into_inner()).pop()
-}
-
-/// Read and not mapped: what a disk cannot read is an error then, and not a signal.
-fn hash(path: &Path) -> io::Result<blake3::Hash> {
-    let mut file = File::open(path)?;
-    // Whoever else reads the file finds it in memory, too.
-    let _ = rustix::fs::fadvise(&file, 0, None, Advice::WillNeed);
-    let mut hasher = blake3::Hasher::new();
-    let mut piece = vec![0; PIECE];
-    loop {
-        match file.read(&mut piece)? {
-            0 => return Ok(hasher.finalize()),
-            length => hasher.update(&piece[..length]),
-        };
-    }
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use crate::{EngineError, Result};
 
 pub mod bare;
 mod find;
+mod hashed;
 pub(crate) mod manifest;
 mod names;
 pub(crate) mod orphans;

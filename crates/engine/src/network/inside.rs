@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use rtnetlink::packet_route::neighbour::NeighbourState;
-use rtnetlink::packet_route::route::{RouteScope, RouteType};
+use rtnetlink::packet_route::route::{RouteMessage, RouteScope, RouteType};
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::net::{TcpSocket, TcpStream};
@@ -26,7 +26,28 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// Of a connection to a guest.
 const SEND_BUFFER: usize = 1 << 20;
 
+/// What `lo` is in every namespace.
+const LOOPBACK: u32 = 1;
+
 type Job = Box<dyn FnOnce() + Send>;
+
+/// Which addresses are a box's own.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Owned {
+    One,
+    /// Sockets come back bound to what was the box's address, or that of the one it was forked from, whatever it
+    /// is now; and the kernel binds and connects from own addresses only.
+    Every,
+}
+
+fn every_address() -> RouteMessage {
+    RouteMessageBuilder::<Ipv4Addr>::new()
+        .kind(RouteType::Local)
+        .table_id(LOCAL_TABLE)
+        .scope(RouteScope::Host)
+        .output_interface(LOOPBACK)
+        .build()
+}
 
 /// The thread that enters namespaces.
 #[derive(Debug, Clone)]
@@ -90,23 +111,9 @@ impl Inside {
         .await
     }
 
-    /// Makes every address one of the box's own, or ends that.
-    ///
-    /// Sockets come back bound to what was the box's address, or that of the one it was forked from, whatever it
-    /// is now; and the kernel binds and connects from own addresses only.
-    pub async fn own_every_address(&self, netns: Arc<OwnedFd>, own: bool) -> Result<()> {
-        let change = async |handle: &Handle| {
-            let route = RouteMessageBuilder::<Ipv4Addr>::new()
-                .kind(RouteType::Local)
-                .table_id(LOCAL_TABLE)
-                .scope(RouteScope::Host)
-                .output_interface(index_of(handle, "lo").await?)
-                .build();
-            match own {
-                true => handle.route().add(route).execute().await,
-                false => handle.route().del(route).execute().await,
-            }
-        };
+    /// Leaves the box with its own address, after [`Owned::Every`].
+    pub(crate) async fn disown_others(&self, netns: Arc<OwnedFd>) -> Result<()> {
+        let change = async |handle: &Handle| handle.route().del(every_address()).execute().await;
         self.with_handle(netns, change).await
     }
 
@@ -126,9 +133,15 @@ impl Inside {
     }
 
     /// Brings up `lo` and `eth0` in `netns`, with all traffic going to the gateway.
-    pub(super) async fn configure(&self, netns: Arc<OwnedFd>, address: Ipv4Addr) -> Result<()> {
-        self.with_handle(netns, async |handle: &Handle| configure(handle, address).await)
-            .await
+    pub(super) async fn configure(&self, netns: Arc<OwnedFd>, address: Ipv4Addr, owned: Owned) -> Result<()> {
+        let change = async |handle: &Handle| {
+            configure(handle, address).await?;
+            match owned {
+                Owned::Every => handle.route().add(every_address()).execute().await,
+                Owned::One => Ok(()),
+            }
+        };
+        self.with_handle(netns, change).await
     }
 
     async fn with_handle(

@@ -26,6 +26,7 @@ mod range;
 mod resolver;
 
 pub use inside::Inside;
+pub(crate) use inside::Owned;
 pub(crate) use listening::{listening, listening_in};
 pub use policy::{Block, InvalidTarget, Name, Policy, Target};
 pub use range::{InvalidRange, Range};
@@ -137,11 +138,11 @@ impl Network {
     /// Gives the namespace `netns` of box `id` its interface, address and routes, once `policy` holds for it.
     pub async fn attach(&self, id: &Id, slot: u32, policy: &Policy, netns: &Arc<OwnedFd>) -> Result<()> {
         self.apply(id, slot, policy).await?;
-        self.connect(id, slot, netns).await
+        self.connect(id, slot, netns, Owned::One).await
     }
 
     /// The same, where the policy holds already.
-    pub(crate) async fn connect(&self, id: &Id, slot: u32, netns: &Arc<OwnedFd>) -> Result<()> {
+    pub(crate) async fn connect(&self, id: &Id, slot: u32, netns: &Arc<OwnedFd>, owned: Owned) -> Result<()> {
         let failed = |doing: &'static str| move |e| EngineError::io(doing)(io::Error::other(e));
         let address = self.address(slot)?;
         let name = self.interface(id);
@@ -161,7 +162,7 @@ impl Network {
             .map_err(failed("cannot make the interface pair"))?;
 
         let host_side = self.route_to(address, &name);
-        let box_side = self.inside.configure(Arc::clone(netns), address);
+        let box_side = self.inside.configure(Arc::clone(netns), address, owned);
         let (host_side, box_side) = tokio::join!(host_side, box_side);
         host_side.map_err(failed("cannot route to the box"))?;
         box_side
