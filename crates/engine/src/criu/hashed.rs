@@ -151,7 +151,7 @@ mod tests {
         let (_folder, path) = hashed();
         let file = File::open(&path).unwrap();
         file.sync_all().unwrap();
-        rustix::fs::fadvise(&file, 0, std::num::NonZeroU64::new(4096), Advice::DontNeed).unwrap();
+        rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
         assert!(!is_remembered(&path));
     }
 }
