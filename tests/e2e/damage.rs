@@ -104,16 +104,24 @@ fn kinds(image: &Path) -> Result<BTreeMap<String, String>> {
     Ok(kinds)
 }
 
+/// Some kinds that an image of this run must have. The first is of the memory itself, the second of what it belongs to.
+fn certain_kinds() -> &'static [&'static str] {
+    match harness::engines::isolation().as_deref() {
+        Some("gvisor") => &["pages.img", "checkpoint.img", "pages_meta.img", "secret"],
+        _ => &["pages-.img", "core-.img", "mm-.img", "pagemap-.img", "pstree.img"],
+    }
+}
+
 fn a_damaged_file_of_any_kind_costs_the_memory_and_never_the_files() -> Result<()> {
     let ticking = Ticking::new("damage")?;
     ticking.agent.hibernate()?;
     let found = kinds(&ticking.image()?)?;
     ticking.agent.wake()?;
-    for kind in ["core-.img", "manifest.json", "manifest.blake", "mm-.img", "pagemap-.img", "pages-.img", "pstree.img"] {
-        ensure!(found.contains_key(kind), "there is no {kind} in an image: {found:?}");
+    for kind in certain_kinds().iter().chain(&["manifest.json", "manifest.blake"]) {
+        ensure!(found.contains_key(*kind), "there is no {kind} in an image: {found:?}");
     }
     let every_kind = found.keys().zip(DAMAGES.into_iter().cycle());
-    let memory = DAMAGES.map(|damage| ("pages-.img", damage));
+    let memory = DAMAGES.map(|damage| (certain_kinds()[0], damage));
     let cases = every_kind.map(|(kind, damage)| (kind.as_str(), damage)).chain(memory);
     for (kind, damage) in cases {
         ticking.start()?;
@@ -134,7 +142,7 @@ fn a_fork_of_a_damaged_snapshot_is_refused_and_the_agent_goes_on() -> Result<()>
     let (agent, server) = (&ticking.agent, &ticking.agent.server);
     let snapshot = server.dorm(&["snapshot", &agent.name])?.text()?;
     let image = server.data.join("images").join(&agent.id).join(snapshot.trim());
-    Damage::Flip.befalls(&image.join(&kinds(&image)?["core-.img"]))?;
+    Damage::Flip.befalls(&image.join(&kinds(&image)?[certain_kinds()[1]]))?;
     let copy = format!("{}-copy", agent.name);
     let forked = server.dorm(&["fork", &agent.name, &copy, "--from", snapshot.trim()])?;
     ensure!(forked.code != 0 && forked.stderr.contains("checksum"), "{forked}");

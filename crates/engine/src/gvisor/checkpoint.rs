@@ -134,9 +134,13 @@ impl Gvisor {
     /// runsc finishes what it was told without the daemon, too.
     pub(super) async fn recover_box(&self, spec: &BoxSpec, image: &Path) -> Result<Option<BoxRecord>> {
         let group = self.host.cgroups.group(spec.id.as_str());
+        let is_there = || group.exists() && group.processes().is_ok_and(|members| !members.is_empty());
+        if !is_there() {
+            return Ok(None);
+        }
         let manifest = Manifest::read(image).map_err(EngineError::BadImage)?;
         let until = Instant::now() + time_for(manifest.size());
-        while group.exists() && group.processes().is_ok_and(|members| !members.is_empty()) {
+        while is_there() {
             if let Ok((live, record)) = self.find_sandbox(spec, group.clone(), &manifest.guest_hash)
                 && self.ask_for_ports(&spec.id).await.is_ok()
             {
