@@ -31,7 +31,7 @@ harness::tests![
     a_box_that_dies_leaves_its_agent_with_the_reason,
     deleted_agents_leave_no_descriptor_in_the_daemon,
     completions_are_printed_for_every_shell,
-    doctor_says_what_it_found,
+    doctor_says_what_it_found_and_what_was_measured,
 ];
 
 fn an_agent_is_made_listed_shown_stopped_started_and_deleted() -> Result<()> {
@@ -343,10 +343,23 @@ fn completions_are_printed_for_every_shell() -> Result<()> {
     server.dorm(&["completions", "tcsh"])?.refused(2, &["possible values"])
 }
 
-fn doctor_says_what_it_found() -> Result<()> {
-    let output = Server::shared()?.dorm(&["doctor", "--json"])?;
-    let found: serde_json::Value = serde_json::from_str(&output.text()?)?;
-    ensure!(found.is_array() || found.is_object(), "{found}");
-    ensure!(found.to_string().contains("btrfs"), "{found}");
-    Ok(())
+fn doctor_says_what_it_found_and_what_was_measured() -> Result<()> {
+    let server = Server::shared()?;
+    let of = |name: &str| -> Result<serde_json::Value> {
+        let found: Vec<serde_json::Value> = serde_json::from_str(&server.dorm(&["doctor", "--json"])?.text()?)?;
+        let of = found.iter().find(|one| one["name"] == name);
+        of.cloned().with_context(|| format!("nothing of {name}: {found:?}"))
+    };
+    for name in ["btrfs", "container", "records"] {
+        ensure!(of(name)?["status"] == "ok", "{}", of(name)?);
+    }
+    ensure!(of("gvisor")?["measured"].is_null(), "{}", of("gvisor")?);
+    let said = server.dorm(&["doctor", "--measure", "container"])?.text()?;
+    ensure!(said.contains("FROM DISK"), "{said}");
+    // It is kept, with what it is true of.
+    let measured = of("container")?["measured"].clone();
+    for what in ["boot", "exec", "wake_from_standby"] {
+        ensure!(measured[what].as_f64().is_some_and(|ms| ms > 0.0), "{measured}");
+    }
+    server.dorm(&["doctor", "--measure", "podman"])?.refused(2, &["no isolation"])
 }

@@ -56,7 +56,7 @@ fn the_wall_clock_is_right_and_none_goes_back_after_a_wake() -> Result<()> {
         let passed = [after[1] - before[1], after[2] - before[2]];
         ensure!(passed[0] >= 0.0 && passed[1] >= 0.0, "{before:?} became {after:?}");
         // Like a laptop's, the clock that only counts does not count while the memory is on disk. gVisor's does.
-        let counts = !on_disk || harness::engines::isolation().as_deref() == Some("gvisor");
+        let counts = !on_disk || harness::engines::behind_gvisor();
         ensure!(
             counts || passed[0] - passed[1] >= (asked - slept) * 0.99,
             "in {} s on disk, of {} s by the wall, {} were counted",

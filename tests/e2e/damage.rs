@@ -190,6 +190,9 @@ fn a_damaged_record_is_told_and_concerns_nobody_else() -> Result<()> {
     for kind in ["agent", "snapshot", "volume", "key"] {
         ensure!(told.contains(kind), "nothing is told of the {kind}: {told}");
     }
+    let doctor = server.dorm(&["doctor"])?.text()?;
+    let line = doctor.lines().find(|line| line.starts_with("warn") && line.contains(" records "));
+    ensure!(line.is_some_and(|line| line.contains("snapshot") && line.contains("key")), "{doctor}");
     // Whatever a damaged record spoke of is there still, for who can mend it.
     ensure!(server.remains.homes().contains(&hurt.id), "its home is gone");
     let volumes = fs::read_dir(server.data.join("pool/volumes"))?.count();

@@ -1,5 +1,6 @@
 //! What this host has of what dorm needs, by trying it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use dorm_sys::cgroup::{Hierarchy, Version};
@@ -25,6 +26,45 @@ pub struct Check {
     /// How to get it, where it is not there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
+    /// What an engine took here when it was last measured, as it is now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
+}
+
+/// Milliseconds that agents with one isolation took.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// A new agent, up to the end of its first command.
+    pub boot: f64,
+    /// A command.
+    pub exec: f64,
+    pub wake_from_standby: f64,
+    /// `None` where memory cannot be put to disk.
+    pub wake_from_disk: Option<f64>,
+}
+
+/// What was measured of each engine, with what was found of it then.
+type Kept = BTreeMap<String, (String, Measured)>;
+
+const KEPT: &str = "measured.json";
+
+/// Keeps what was measured of engines for the next [`check`], by their names. What was kept of others stays.
+pub fn keep(data: &Path, checks: &[Check]) -> std::io::Result<()> {
+    let mut kept = kept(data);
+    for check in checks {
+        if let Some(measured) = &check.measured {
+            kept.insert(check.name.clone(), (check.found.clone(), measured.clone()));
+        }
+    }
+    let unfinished = tempfile::NamedTempFile::new_in(data)?;
+    serde_json::to_writer(&unfinished, &kept)?;
+    unfinished.persist(data.join(KEPT)).map_err(|e| e.error)?;
+    Ok(())
+}
+
+fn kept(data: &Path) -> Kept {
+    let text = std::fs::read(data.join(KEPT)).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
 }
 
 struct Requirement {
@@ -120,9 +160,16 @@ const REQUIREMENTS: &[Requirement] = &[
         look: |_| program("mmdebstrap"),
     },
     Requirement {
+        name: "container",
+        required: true,
+        enables: "agents with --isolation container: boxes on the host's own kernel",
+        fix: "see namespaces, cgroups and seccomp",
+        look: |_| container(),
+    },
+    Requirement {
         name: "criu",
         required: false,
-        enables: "hibernation: memory and running processes on disk",
+        enables: "hibernation of containers: memory and running processes on disk",
         fix: "scripts/setup-criu fetches a copy of its own; a system's criu of version 4.2 or newer serves as well",
         look: |data| {
             crate::criu::find(data, Path::new("/proc/self/exe"))
@@ -175,6 +222,7 @@ const REQUIREMENTS: &[Requirement] = &[
 
 /// Looks at everything. `data` is the data directory, which need not exist yet.
 pub fn check(data: &Path) -> Vec<Check> {
+    let mut kept = kept(data);
     REQUIREMENTS
         .iter()
         .map(|requirement| {
@@ -184,12 +232,16 @@ pub fn check(data: &Path) -> Vec<Check> {
                 (Err(_), false) => Status::Warn,
                 (Err(_), true) => Status::Missing,
             };
+            let fix = looked.is_err().then(|| requirement.fix.to_owned());
+            let found = looked.unwrap_or_else(|missing| missing);
+            let measured = kept.remove(requirement.name).filter(|(then, _)| *then == found);
             Check {
                 name: requirement.name.to_owned(),
                 status,
-                fix: looked.is_err().then(|| requirement.fix.to_owned()),
-                found: looked.unwrap_or_else(|missing| missing),
+                fix,
+                found,
                 enables: requirement.enables.to_owned(),
+                measured: measured.map(|(_, measured)| measured),
             }
         })
         .collect()
@@ -206,6 +258,13 @@ fn kernel() -> Result<String, String> {
     } else {
         Err(release)
     }
+}
+
+fn container() -> Result<String, String> {
+    namespaces()?;
+    Hierarchy::version().map_err(|e| e.to_string())?;
+    exists("/proc/sys/kernel/seccomp/actions_avail")?;
+    Ok(format!("Linux {}, the processor itself", kernel()?))
 }
 
 fn namespaces() -> Result<String, String> {
@@ -278,4 +337,35 @@ fn space(data: &Path) -> Result<String, String> {
     let free = stat.f_bavail * stat.f_frsize;
     let text = format!("{} GiB free below {}", free >> 30, existing(data).display());
     if free >= WANTED { Ok(text) } else { Err(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_measured_is_told_until_something_else_is_found() {
+        let data = tempfile::tempdir().unwrap();
+        let measured = Measured {
+            boot: 20.0,
+            exec: 3.0,
+            wake_from_standby: 2.5,
+            wake_from_disk: None,
+        };
+        let of = |name: &str| {
+            check(data.path())
+                .into_iter()
+                .find(|check| check.name == name)
+                .unwrap()
+        };
+        let mut engine = of("container");
+        assert_eq!(engine.measured, None);
+        engine.measured = Some(measured.clone());
+        keep(data.path(), &[engine.clone(), of("root")]).unwrap();
+        assert_eq!(of("container").measured, Some(measured));
+        assert_eq!(of("root").measured, None);
+        engine.found = "another kernel".to_owned();
+        keep(data.path(), &[engine]).unwrap();
+        assert_eq!(of("container").measured, None);
+    }
 }

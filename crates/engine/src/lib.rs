@@ -35,6 +35,7 @@ mod packet;
 pub mod reserve;
 mod vm;
 
+pub use gvisor::bare::BareRunsc;
 pub use vm::bare::BareQemu;
 
 /// A part of a file that holds one tar archive.

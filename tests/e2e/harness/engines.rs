@@ -13,6 +13,11 @@ pub(crate) fn isolation() -> Option<String> {
     std::env::var("DORM_E2E_ISOLATION").ok()
 }
 
+/// Whether agents are behind gVisor unless they are told otherwise.
+pub(crate) fn behind_gvisor() -> bool {
+    isolation().as_deref() == Some("gvisor")
+}
+
 /// The tests of this run. `DORM_E2E_ISOLATION` alone means the core; with `DORM_E2E_ALL`, all that an engine has a part in.
 pub(crate) fn of_this_run(features: Vec<(&'static str, Vec<Test>)>) -> Result<Vec<Trial>> {
     let all = features
@@ -147,6 +152,10 @@ const GVISOR_CANNOT: Cannot = &[
             "what_cannot_be_saved_is_named_and_goes_on",
             "a_shell_keeps_its_variables_listeners_and_pipes_their_ends",
         ],
+    ),
+    (
+        "CRIU, whose restore is held up, has no part in it",
+        &["a_restore_that_does_not_come_to_an_end_is_given_up_and_the_memory_is_not"],
     ),
     (
         "the whole box ends for want of memory, or of threads on the host",

@@ -19,7 +19,7 @@ mod hashed;
 pub(crate) mod manifest;
 mod names;
 pub(crate) mod orphans;
-mod room;
+pub(crate) mod room;
 mod rpc;
 
 pub use find::find;

@@ -1,4 +1,4 @@
-//! Whether CRIU failed for want of room on the disk. It says so in its log, which lies on the same disk.
+//! Whether who writes a memory image failed for want of room on the disk. CRIU says so in its log, which lies on the same disk.
 
 use std::fs;
 use std::io::{self, Write};
@@ -8,8 +8,9 @@ use std::path::Path;
 const SOME: usize = 1 << 20;
 
 /// Bytes that are free where `directory` is, if there being so few is the reason.
-pub(super) fn is_lacking(directory: &Path, reason: &str) -> Option<u64> {
-    let told = ["No space left on device", "Disk quota exceeded"];
+pub(crate) fn is_lacking(directory: &Path, reason: &str) -> Option<u64> {
+    let told = ["no space left on device", "disk quota exceeded"];
+    let reason = reason.to_lowercase();
     let lacking = told.iter().any(|words| reason.contains(words)) || is_full(directory);
     let free = || rustix::fs::statvfs(directory).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
     lacking.then(free)
@@ -35,10 +36,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_criu_says_of_the_disk_is_believed_and_nothing_else() {
+    fn what_is_said_of_the_disk_is_believed_and_nothing_else() {
         let directory = tempfile::tempdir().unwrap();
-        let full = "pages: Can't write: No space left on device; Dumping FAILED.";
-        assert!(is_lacking(directory.path(), full).is_some());
+        for full in [
+            "pages: Can't write: No space left on device; Dumping FAILED.",
+            "checkpoint failed: statefile error: no space left on device",
+        ] {
+            assert!(is_lacking(directory.path(), full).is_some());
+        }
         assert!(is_lacking(directory.path(), "Can't dump file 7 of process 12 (io_uring)").is_none());
         assert!(!directory.path().join("probe").exists());
     }

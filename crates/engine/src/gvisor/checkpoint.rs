@@ -9,6 +9,7 @@ use super::find::PANIC;
 use super::start::{Plan, SECRET, words};
 use super::{Gvisor, time_for};
 use crate::criu::manifest::Manifest;
+use crate::criu::room;
 use crate::host::image::Unfinished;
 use crate::host::{LiveBox, failed};
 use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Result};
@@ -73,7 +74,10 @@ impl Gvisor {
         tracing::debug!(id = %live.id, %said, "no memory image");
         let first = said.lines().find(|line| !line.trim().is_empty());
         let first = first.unwrap_or("runsc does not say why");
-        Err(EngineError::CannotCheckpoint(first.to_owned()))
+        Err(match room::is_lacking(directory, first) {
+            Some(free) => EngineError::NoSpace { free },
+            None => EngineError::CannotCheckpoint(first.to_owned()),
+        })
     }
 
     /// What is damaged is found before anything of it runs.

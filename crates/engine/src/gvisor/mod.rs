@@ -20,6 +20,7 @@ use crate::engines::Kind;
 use crate::host::{Host, LiveBox};
 use crate::{BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result};
 
+pub(crate) mod bare;
 mod bundle;
 mod checkpoint;
 mod control;

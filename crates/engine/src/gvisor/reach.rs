@@ -1,6 +1,7 @@
 //! Streams into a sandbox.
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use dorm_proto::boot::{CONNECT_PORT, CONNECTED, GUEST_PORT, LIST_SOCKETS, SPEAK_HTTP};
@@ -8,6 +9,7 @@ use dorm_proto::window;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Gvisor;
+use super::control::Control;
 use super::start::SECRET;
 use crate::host::LiveBox;
 use crate::network;
@@ -26,12 +28,7 @@ impl Gvisor {
     }
 
     async fn open_door(&self, id: &Id, words: &[u8]) -> io::Result<window::Stream> {
-        let secret = tokio::fs::read(self.host.run_directory(id).join(SECRET)).await?;
-        let mut stream = self.control(id).forward(GUEST_PORT).await?;
-        stream.write_all(&secret).await?;
-        let mut stream = window::through(stream, Some(FAREWELL));
-        stream.write_all(words).await?;
-        Ok(stream)
+        open_door(&self.host.run_directory(id), id, words).await
     }
 
     /// By way of the guest: the sandbox itself would hand over more than it can.
@@ -63,15 +60,29 @@ impl Gvisor {
     }
 
     pub(super) async fn ask_for_ports(&self, id: &Id) -> io::Result<Vec<Listening>> {
-        let tables = async {
-            let stream = self.open_door(id, &[LIST_SOCKETS]).await?;
-            let mut tables = Vec::new();
-            stream.take(MAX_TABLES).read_to_end(&mut tables).await?;
-            io::Result::Ok(String::from_utf8_lossy(&tables).into_owned())
-        };
-        let tables = tokio::time::timeout(ANSWER, tables).await??;
-        let mut found = network::listening_in(&[tables]);
+        let mut found = network::listening_in(&[tables_of(&self.host.run_directory(id), id).await?]);
         found.retain(|one| one.port != GUEST_PORT);
         Ok(found)
     }
+}
+
+/// A stream to the guest of the sandbox `id` that has its run directory there.
+async fn open_door(directory: &Path, id: &Id, words: &[u8]) -> io::Result<window::Stream> {
+    let secret = tokio::fs::read(directory.join(SECRET)).await?;
+    let mut stream = Control::of(directory.to_owned(), id).forward(GUEST_PORT).await?;
+    stream.write_all(&secret).await?;
+    let mut stream = window::through(stream, Some(FAREWELL));
+    stream.write_all(words).await?;
+    Ok(stream)
+}
+
+/// Its tables of sockets.
+pub(super) async fn tables_of(directory: &Path, id: &Id) -> io::Result<String> {
+    let tables = async {
+        let stream = open_door(directory, id, &[LIST_SOCKETS]).await?;
+        let mut tables = Vec::new();
+        stream.take(MAX_TABLES).read_to_end(&mut tables).await?;
+        io::Result::Ok(String::from_utf8_lossy(&tables).into_owned())
+    };
+    tokio::time::timeout(ANSWER, tables).await?
 }

@@ -13,6 +13,7 @@ use rustix::fs::{CWD, FileType, Mode};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 
+use super::find::Runsc;
 use super::{Gvisor, bundle, time_for};
 use crate::host::{LiveBox, failed, netns_of, random_hex, record_of};
 use crate::launch::{self, Job, Launcher, Staged, complaint};
@@ -66,15 +67,17 @@ impl Gvisor {
         let volumes = self.host.volumes(spec)?;
         let group = self.host.cgroups.create(spec.id.as_str(), &limits);
         let group = group.map_err(|e| failed("was given its limits")(e.into()))?;
-        let (staged, said) = self
-            .describe(spec, plan)
-            .map_err(|e| failed("was described")(e.into()))?;
+        let described = self
+            .host
+            .make_run_directory(&spec.id)
+            .and_then(|directory| describe(directory, spec, &plan.secret));
+        let (staged, said) = described.map_err(|e| failed("was described")(e.into()))?;
         let launch = launch::Spec {
             home: self.host.pool.home_path(&spec.id),
             uid_base: spec.uid_base,
             volumes,
             job: Job::Runsc {
-                command: self.command(&spec.id, &staged, plan)?,
+                command: command(self.runsc()?, &spec.id, &staged, &plan.subcommand),
                 guest: plan.guest.clone(),
                 directory: staged.0.clone(),
             },
@@ -105,34 +108,6 @@ impl Gvisor {
         let record = record_of(Isolation::Gvisor, &process, guest_hash)?;
         let live = LiveBox::new(process, netns, group, spec, &record);
         Ok((live, record))
-    }
-
-    /// Writes down the sandbox and what its guest is to know. Returns what the guest will say.
-    fn describe(&self, spec: &BoxSpec, plan: &Plan<'_>) -> io::Result<(Staged, pipe::Receiver)> {
-        let directory = self.host.make_run_directory(&spec.id)?;
-        let staged = Staged(directory);
-        let described = serde_json::to_vec(&bundle::describe(spec, &staged))?;
-        write_private(&staged.0.join("config.json"), &described)?;
-        write_private(&staged.0.join(SECRET), plan.secret.as_bytes())?;
-        let boot = BootOnStdio {
-            config: spec.boot.clone(),
-            secret: plan.secret.clone(),
-        };
-        write_private(&staged.input(), &serde_json::to_vec(&boot)?)?;
-        rustix::fs::mknodat(CWD, staged.output(), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
-        // Open for both, so that there is no end before the first word.
-        let said = pipe::OpenOptions::new()
-            .read_write(true)
-            .open_receiver(staged.output())?;
-        Ok((staged, said))
-    }
-
-    fn command(&self, id: &Id, staged: &Staged, plan: &Plan<'_>) -> Result<Vec<PathBuf>> {
-        let mut command = self.runsc()?.command(&staged.0);
-        command.extend_from_slice(&plan.subcommand);
-        command.extend(["--detach".into(), "--pid-file".into(), staged.0.join(PID)]);
-        command.extend(["--bundle".into(), staged.0.clone(), id.as_str().into()]);
-        Ok(command)
     }
 
     /// Gives the launcher its orders, the sandbox its network, and waits for the guest.
@@ -180,6 +155,38 @@ impl Gvisor {
         }
         Ok(())
     }
+}
+
+/// Writes down the sandbox and what its guest is to know. Returns what the guest will say.
+pub(super) fn describe(
+    directory: PathBuf,
+    spec: &BoxSpec,
+    secret: &str,
+) -> io::Result<(Staged, pipe::Receiver)> {
+    let staged = Staged(directory);
+    let described = serde_json::to_vec(&bundle::describe(spec, &staged))?;
+    write_private(&staged.0.join("config.json"), &described)?;
+    write_private(&staged.0.join(SECRET), secret.as_bytes())?;
+    let boot = BootOnStdio {
+        config: spec.boot.clone(),
+        secret: secret.to_owned(),
+    };
+    write_private(&staged.input(), &serde_json::to_vec(&boot)?)?;
+    rustix::fs::mknodat(CWD, staged.output(), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+    // Open for both, so that there is no end before the first word.
+    let said = pipe::OpenOptions::new()
+        .read_write(true)
+        .open_receiver(staged.output())?;
+    Ok((staged, said))
+}
+
+/// What brings up the sandbox that was described.
+pub(super) fn command(runsc: &Runsc, id: &Id, staged: &Staged, subcommand: &[PathBuf]) -> Vec<PathBuf> {
+    let mut command = runsc.command(&staged.0);
+    command.extend_from_slice(subcommand);
+    command.extend(["--detach".into(), "--pid-file".into(), staged.0.join(PID)]);
+    command.extend(["--bundle".into(), staged.0.clone(), id.as_str().into()]);
+    command
 }
 
 fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {

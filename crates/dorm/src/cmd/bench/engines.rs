@@ -1,9 +1,10 @@
 //! Every isolation beside its own bare limit: what an agent with it costs, and how long it takes to be back.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use dorm_engine::BareQemu;
+use dorm_engine::{BareQemu, BareRunsc, EngineError};
 use dorm_server::api::types::{Agent, Fork};
 use dorm_server::isolation::Choice;
 
@@ -54,6 +55,8 @@ macro_rules! names {
 
 const CONTAINER: Names = names!("container", "criu alone: restore");
 const GVISOR: Names = names!("gvisor", "runsc alone: restore");
+const RUNSC_RUN: &str = "runsc alone: run of true";
+const RUNSC_CHECKPOINT: &str = "runsc alone: checkpoint, of 256 MiB";
 pub(super) const VM: Names = names!("vm", "QEMU alone: restore until the guest answers");
 
 pub(super) async fn measure(bench: &Bench) -> Result<(Vec<Measurement>, Vec<Figure>)> {
@@ -79,6 +82,13 @@ pub(super) async fn measure(bench: &Bench) -> Result<(Vec<Measurement>, Vec<Figu
     Ok((measured, figures))
 }
 
+/// What a bare engine took.
+struct Alone {
+    restored: Duration,
+    /// To write an image, where that is measured.
+    written: Option<Duration>,
+}
+
 struct Of<'a> {
     bench: &'a Bench,
     kind: Choice,
@@ -101,6 +111,9 @@ impl Of<'_> {
             bench.delete(&agent.name).await?;
         }
         let mut measured = vec![Measurement::new(names.create, &samples, None)];
+        if self.kind == Choice::Gvisor {
+            measured.push(self.run_alone().await?);
+        }
         let mut figures = Vec::new();
         for (n, memory) in [SMALL, LARGE].into_iter().enumerate() {
             let agent = bench.agent_of(self.kind, memory).await?;
@@ -197,8 +210,8 @@ impl Of<'_> {
     /// To disk and back, beside what brings it back by itself.
     async fn wake(&self, agent: &Agent, n: usize) -> Result<Vec<Measurement>> {
         let bench = self.bench;
-        let (mut woken, mut alone) = (Samples::new()?, Samples::new()?);
-        let mut why = None;
+        let (mut woken, mut alone, mut written) = (Samples::new()?, Samples::new()?, Samples::new()?);
+        let (mut why, mut writes) = (None, false);
         for round in 0..=self.runs() {
             bench.ask(&agent.name, "/hibernate").await?;
             let restored = self.restored_alone(agent).await?;
@@ -208,7 +221,13 @@ impl Of<'_> {
             if round > 0 {
                 woken.add(woke)?;
                 match restored {
-                    Ok(took) => alone.add(took)?,
+                    Ok(took) => {
+                        alone.add(took.restored)?;
+                        if let Some(took) = took.written {
+                            written.add(took)?;
+                            writes = n == 0;
+                        }
+                    }
                     Err(reason) => why = Some(reason),
                 }
             }
@@ -218,11 +237,46 @@ impl Of<'_> {
             Some(why) => Measurement::skipped(self.names.alone[n], why),
             None => Measurement::new(self.names.alone[n], &alone, None),
         };
-        Ok(vec![Measurement::new(self.names.wake[n], &woken, None), alone])
+        let mut measured = vec![Measurement::new(self.names.wake[n], &woken, None), alone];
+        if writes {
+            measured.push(Measurement::new(RUNSC_CHECKPOINT, &written, None));
+        }
+        Ok(measured)
+    }
+
+    fn runsc(&self) -> Result<BareRunsc, String> {
+        BareRunsc::open(&self.bench.data, Path::new("/proc/self/exe"))
+    }
+
+    /// The same files under runsc and nothing else.
+    async fn run_alone(&self) -> Result<Measurement> {
+        let template = self
+            .bench
+            .data
+            .join("pool/templates")
+            .join(self.bench.template.id.as_str());
+        let runsc = match (self.runsc(), template.join("bin").exists()) {
+            (Ok(runsc), true) => runsc,
+            (Ok(_), false) => {
+                return Ok(Measurement::skipped(
+                    RUNSC_RUN,
+                    "the template is not on this machine",
+                ));
+            }
+            (Err(why), _) => return Ok(Measurement::skipped(RUNSC_RUN, why)),
+        };
+        let mut samples = Samples::new()?;
+        for round in 0..=self.runs() {
+            let took = runsc.run(&template).await?;
+            if round > 0 {
+                samples.add(took)?;
+            }
+        }
+        Ok(Measurement::new(RUNSC_RUN, &samples, None))
     }
 
     /// The inner error says why there is nothing to compare with.
-    async fn restored_alone(&self, agent: &Agent) -> Result<Result<Duration, String>> {
+    async fn restored_alone(&self, agent: &Agent) -> Result<Result<Alone, String>> {
         let bare = match &self.bench.bare {
             Ok(bare) => bare.clone(),
             Err(why) => return Ok(Err(why.clone())),
@@ -236,7 +290,12 @@ impl Of<'_> {
                 let restored = self
                     .bench
                     .unbroken(async move { bare.restore(&id, &image).await });
-                restored.await.map(Ok)
+                restored.await.map(|restored| {
+                    Ok(Alone {
+                        restored,
+                        written: None,
+                    })
+                })
             }
             Choice::Vm => {
                 let qemu = match BareQemu::open(&self.bench.data) {
@@ -245,11 +304,29 @@ impl Of<'_> {
                 };
                 let restored = async move {
                     let restored = qemu.restore(&id, &image).await;
-                    restored.map_err(dorm_engine::EngineError::io("QEMU alone cannot bring it back"))
+                    restored.map_err(EngineError::io("QEMU alone cannot bring it back"))
                 };
-                self.bench.unbroken(restored).await.map(Ok)
+                let restored = self.bench.unbroken(restored).await?;
+                Ok(Ok(Alone {
+                    restored,
+                    written: None,
+                }))
             }
-            Choice::Gvisor | Choice::Auto => Ok(Err("it is not measured alone".to_owned())),
+            Choice::Gvisor => {
+                let runsc = match self.runsc() {
+                    Ok(runsc) => runsc,
+                    Err(why) => return Ok(Err(why)),
+                };
+                let memory = agent.memory;
+                let restored = async move {
+                    let restored = runsc.restore(&id, &image, memory).await;
+                    restored.map_err(EngineError::io("runsc alone cannot bring it back"))
+                };
+                let (restored, written) = self.bench.unbroken(restored).await?;
+                let written = Some(written);
+                Ok(Ok(Alone { restored, written }))
+            }
+            Choice::Auto => Ok(Err("it is no isolation of its own".to_owned())),
         }
     }
 }

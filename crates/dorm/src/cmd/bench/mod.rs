@@ -7,6 +7,7 @@ mod crowd;
 mod engines;
 mod exec;
 mod files;
+pub(crate) mod glance;
 mod host_files;
 mod load;
 mod nginx;
@@ -136,15 +137,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
     let template = client
         .get(&format!("/v1/templates/{}", encode(&args.template)))
         .await?;
-    let bench = Bench {
-        client,
-        template,
-        bare: Bare::open(&global.data(), Path::new("/proc/self/exe")),
-        data: global.data(),
-        runs: args.runs,
-        made: Mutex::default(),
-        unbroken: Arc::default(),
-    };
+    let bench = Bench::new(global, client, template, args.runs);
     let chosen = ALL.into_iter().filter(|what| match args.only.is_empty() {
         true => *what != What::Engines,
         false => args.only.contains(what),
@@ -163,6 +156,18 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
 }
 
 impl Bench {
+    fn new(global: &Global, client: Client, template: Template, runs: u32) -> Self {
+        Self {
+            client,
+            template,
+            bare: Bare::open(&global.data(), Path::new("/proc/self/exe")),
+            data: global.data(),
+            runs,
+            made: Mutex::default(),
+            unbroken: Arc::default(),
+        }
+    }
+
     async fn measure(&self, chosen: impl Iterator<Item = What>, args: &Args) -> Result<Report> {
         let mut report = Report::new(self.runs, &self.template);
         for what in chosen {
