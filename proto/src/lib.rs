@@ -4,6 +4,7 @@
 //! before them. The feature `client` adds the generated clients.
 
 pub mod boot;
+pub mod streams;
 pub mod vm;
 pub mod window;
 

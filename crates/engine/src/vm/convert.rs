@@ -6,10 +6,10 @@
 use std::io;
 use std::time::Duration;
 
+use dorm_proto::streams::Stream;
 use dorm_proto::vm::{Answer, Order};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
-use tokio_yamux::StreamHandle;
 
 use super::Vm;
 use super::link::answer;
@@ -69,7 +69,7 @@ impl Vm {
         let sending = async {
             tokio::select! {
                 sent = send(&mut stream, sender) => sent,
-                () = ended(&live.process) => Err(io::Error::other("the machine has ended")),
+                _ = ended(&live.process) => Err(io::Error::other("the machine has ended")),
             }
         };
         let unpacking = self.host.pool.stage_files(&spec.id, spec.uid_base, archive);

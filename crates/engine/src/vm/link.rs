@@ -3,12 +3,11 @@
 use std::io;
 use std::time::Duration;
 
+use dorm_proto::streams::{self, Opener, Stream};
 use dorm_proto::vm::{self, Answer, Epoch, Escape, MAX_MESSAGE, Order, Piece};
-use futures_util::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio_yamux::{Config, Control, Session, StreamHandle};
 
 use super::frames::Frames;
 
@@ -19,17 +18,8 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// A conversation with a guest. Ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Link {
-    control: Streams,
+    opener: Opener,
     tasks: [tokio::task::JoinHandle<()>; 3],
-}
-
-#[derive(Clone)]
-struct Streams(Control);
-
-impl std::fmt::Debug for Streams {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Control")
-    }
 }
 
 impl Drop for Link {
@@ -49,19 +39,12 @@ impl Link {
 
         let (ours, theirs) = tokio::io::duplex(2 * CHUNK);
         let (from_session, to_session) = tokio::io::split(ours);
-        let config = Config {
-            // A machine that stands still answers nothing, and is well.
-            enable_keepalive: false,
-            ..Config::default()
-        };
-        let mut session = Session::new_client(theirs, config);
-        let control = Streams(session.control());
-        // Guests open no streams; driving the session is all there is to it.
-        let driver = tokio::spawn(async move { while let Some(Ok(_)) = session.next().await {} });
+        let (opener, driven) = streams::client(theirs);
+        let driver = tokio::spawn(driven);
         let incoming = tokio::spawn(incoming(from_port, to_session, escape));
         let outgoing = tokio::spawn(outgoing(from_session, to_port));
         Ok(Self {
-            control,
+            opener,
             tasks: [driver, incoming, outgoing],
         })
     }
@@ -79,14 +62,8 @@ impl Link {
     }
 
     /// A stream that begins with `order`.
-    pub(crate) async fn stream(&self, order: &Order) -> io::Result<StreamHandle> {
-        let mut stream = self
-            .control
-            .clone()
-            .0
-            .open_stream()
-            .await
-            .map_err(|e| io::Error::new(io::ErrorKind::BrokenPipe, e.to_string()))?;
+    pub(crate) async fn stream(&self, order: &Order) -> io::Result<Stream> {
+        let mut stream = self.opener.open().await?;
         let message = serde_json::to_vec(order)?;
         let length = u32::try_from(message.len()).map_err(io::Error::other)?;
         let mut bytes = length.to_be_bytes().to_vec();
@@ -112,7 +89,7 @@ impl Link {
     }
 }
 
-pub(crate) async fn answer(stream: &mut StreamHandle) -> io::Result<Answer> {
+pub(crate) async fn answer(stream: &mut Stream) -> io::Result<Answer> {
     let length = stream.read_u32().await? as usize;
     if length > MAX_MESSAGE {
         return Err(io::ErrorKind::InvalidData.into());
@@ -193,10 +170,19 @@ async fn outgoing(mut from_session: ReadHalf<DuplexStream>, mut to_port: OwnedWr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::StreamExt;
     use tokio::io::{AsyncRead, AsyncWrite};
+    use tokio_yamux::{Config, Session};
+
+    /// Which guest it is: one of today, or one that a memory image of an earlier version holds.
+    #[derive(Clone, Copy)]
+    enum Guest {
+        Now,
+        Earlier,
+    }
 
     /// A guest's end of the port: answers each beginning, and every order but those for a port with `Done`.
-    async fn guest(stream: UnixStream) {
+    async fn guest(stream: UnixStream, which: Guest) {
         let (mut from_port, to_port) = stream.into_split();
         let to_port = std::sync::Arc::new(tokio::sync::Mutex::new(to_port));
         let mut escape = Escape::default();
@@ -217,7 +203,19 @@ mod tests {
                         let (from_session, to_session) = tokio::io::split(ours);
                         session = Some(to_session);
                         tokio::spawn(send(from_session, to_port.clone()));
-                        tokio::spawn(answer_all(theirs));
+                        tokio::spawn(async move {
+                            match which {
+                                Guest::Now => {
+                                    streams::serve(theirs, |stream| drop(tokio::spawn(follow(stream)))).await
+                                }
+                                Guest::Earlier => {
+                                    let mut session = Session::new_server(theirs, Config::default());
+                                    while let Some(Ok(stream)) = session.next().await {
+                                        tokio::spawn(follow(stream));
+                                    }
+                                }
+                            }
+                        });
                     }
                     Piece::Data(data) => session.as_mut().unwrap().write_all(&data).await.unwrap(),
                 }
@@ -236,44 +234,69 @@ mod tests {
         }
     }
 
-    async fn answer_all(port: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
-        let mut session = Session::new_server(port, Config::default());
-        while let Some(Ok(mut stream)) = session.next().await {
-            tokio::spawn(async move {
-                let length = stream.read_u32().await.unwrap();
-                let mut order = vec![0; length as usize];
-                stream.read_exact(&mut order).await.unwrap();
-                let answer = match serde_json::from_slice(&order).unwrap() {
-                    Order::Port { .. } => Answer::Refused,
-                    Order::Guest => {
-                        let (mut from, mut to) = tokio::io::split(stream);
-                        tokio::io::copy(&mut from, &mut to).await.unwrap();
-                        return;
-                    }
-                    _ => Answer::Done,
-                };
-                let answer = serde_json::to_vec(&answer).unwrap();
-                stream.write_u32(answer.len() as u32).await.unwrap();
-                stream.write_all(&answer).await.unwrap();
-                stream.flush().await.unwrap();
-            });
-        }
+    async fn follow(mut stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
+        let length = stream.read_u32().await.unwrap();
+        let mut order = vec![0; length as usize];
+        stream.read_exact(&mut order).await.unwrap();
+        let answer = match serde_json::from_slice(&order).unwrap() {
+            Order::Port { .. } => Answer::Refused,
+            Order::Guest => {
+                let (mut from, mut to) = tokio::io::split(stream);
+                let _ = tokio::io::copy(&mut from, &mut to).await;
+                return;
+            }
+            // One that is never read.
+            Order::Archive => return std::future::pending().await,
+            _ => Answer::Done,
+        };
+        let answer = serde_json::to_vec(&answer).unwrap();
+        stream.write_u32(answer.len() as u32).await.unwrap();
+        stream.write_all(&answer).await.unwrap();
+        stream.shutdown().await.unwrap();
     }
 
     #[tokio::test]
     async fn orders_are_answered_and_streams_carry_every_byte() {
+        are_answered(Guest::Now, 1_000_000).await;
+        // Within a window: one that had filled it did not always learn that there was room again.
+        are_answered(Guest::Earlier, 100_000).await;
+    }
+
+    async fn are_answered(which: Guest, bytes: usize) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        tokio::spawn(guest(theirs));
+        tokio::spawn(guest(theirs, which));
         let link = Link::begin(ours).await.unwrap();
         link.have_done(&Order::Sync).await.unwrap();
         let refused = link.order(&Order::Port { port: 1 }).await.unwrap();
         assert_eq!(refused, Answer::Refused);
         let mut stream = link.stream(&Order::Guest).await.unwrap();
-        let sent: Vec<u8> = (0..=255u8).cycle().take(10_000).collect();
-        stream.write_all(&sent).await.unwrap();
+        let sent: Vec<u8> = (0..=255u8).cycle().take(bytes).collect();
         let mut received = vec![0; sent.len()];
-        stream.read_exact(&mut received).await.unwrap();
-        assert_eq!(received, sent);
+        let (mut from, mut to) = tokio::io::split(&mut stream);
+        let (wrote, read) = tokio::join!(to.write_all(&sent), from.read_exact(&mut received));
+        assert!(wrote.is_ok() && read.is_ok() && received == sent);
+    }
+
+    /// Writes until no more is taken for a while.
+    async fn fill(stream: &mut Stream) {
+        let piece = vec![b'x'; CHUNK];
+        while let Ok(wrote) = tokio::time::timeout(PATIENCE, stream.write(&piece)).await {
+            wrote.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_nobody_reads_does_not_hold_up_the_others() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        tokio::spawn(guest(theirs, Guest::Now));
+        let link = Link::begin(ours).await.unwrap();
+        let mut unread_there = link.stream(&Order::Archive).await.unwrap();
+        fill(&mut unread_there).await;
+        link.have_done(&Order::Sync).await.unwrap();
+        let mut unread_here = link.stream(&Order::Guest).await.unwrap();
+        fill(&mut unread_here).await;
+        link.have_done(&Order::Sync).await.unwrap();
+        assert_eq!(unread_here.read_u8().await.unwrap(), b'x');
     }
 
     #[tokio::test]
@@ -309,7 +332,7 @@ mod tests {
         vm::escape(b"the end of an answer", &mut old);
         old.push(0xff);
         theirs.write_all(&old).await.unwrap();
-        tokio::spawn(guest(theirs));
+        tokio::spawn(guest(theirs, Guest::Now));
         let link = Link::begin(ours).await.unwrap();
         link.have_done(&Order::Stop).await.unwrap();
         assert!(!link.is_over());
@@ -320,7 +343,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let theirs = theirs.into_std().unwrap();
         let machine = theirs.try_clone().unwrap();
-        tokio::spawn(guest(UnixStream::from_std(theirs).unwrap()));
+        tokio::spawn(guest(UnixStream::from_std(theirs).unwrap(), Guest::Now));
         let link = Link::begin(ours).await.unwrap();
         let mut stream = link.stream(&Order::Guest).await.unwrap();
         stream.write_all(b"a").await.unwrap();

@@ -10,9 +10,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use dorm_proto::streams::Stream;
 use tar::{Builder, EntryType, Header, HeaderMode};
-use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio_yamux::StreamHandle;
+use tokio::io::AsyncWriteExt;
 
 use super::early::mount;
 use crate::chunks::ChunkWriter;
@@ -24,16 +24,7 @@ const LINK: usize = 100;
 /// What ext4 puts on every disk.
 const LOST_AND_FOUND: &str = "lost+found";
 
-pub(super) async fn send(stream: &mut StreamHandle) -> io::Result<()> {
-    let (mut from, mut to) = tokio::io::split(stream);
-    // A stream that nobody reads from does not learn that there is room again. The daemon has nothing to say.
-    tokio::select! {
-        sent = send_all(&mut to) => sent,
-        _ = from.read_u8() => Err(io::ErrorKind::BrokenPipe.into()),
-    }
-}
-
-async fn send_all(stream: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+pub(super) async fn send(stream: &mut Stream) -> io::Result<()> {
     let (mut out, mut chunks) = ChunkWriter::new();
     let packing = tokio::task::spawn_blocking(move || {
         let packed = see_disk().and_then(|()| pack(Path::new(DISK), &mut out));

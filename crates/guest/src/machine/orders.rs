@@ -4,11 +4,11 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, OnceLock};
 
+use dorm_proto::streams::Stream;
 use dorm_proto::vm::{Answer, MAX_MESSAGE, Order};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
-use tokio_yamux::StreamHandle;
 
 use super::{Boot, archive, identity};
 use crate::http::Server;
@@ -27,7 +27,7 @@ impl Orders {
     }
 
     /// Does what is asked on a stream. A stream that breaks is the daemon's affair.
-    pub(super) async fn follow(self, mut stream: StreamHandle) {
+    pub(super) async fn follow(self, mut stream: Stream) {
         let Ok(order) = receive(&mut stream).await else {
             return;
         };
@@ -117,7 +117,7 @@ impl Orders {
     }
 }
 
-async fn receive(stream: &mut StreamHandle) -> io::Result<Order> {
+async fn receive(stream: &mut Stream) -> io::Result<Order> {
     let length = stream.read_u32().await? as usize;
     if length > MAX_MESSAGE {
         return Err(io::ErrorKind::InvalidData.into());
@@ -130,7 +130,7 @@ async fn receive(stream: &mut StreamHandle) -> io::Result<Order> {
     })
 }
 
-async fn answer(stream: &mut StreamHandle, answer: &Answer) -> io::Result<()> {
+async fn answer(stream: &mut Stream, answer: &Answer) -> io::Result<()> {
     let message = serde_json::to_vec(answer)?;
     let length = u32::try_from(message.len()).map_err(io::Error::other)?;
     stream.write_u32(length).await?;

@@ -10,11 +10,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dorm_proto::streams;
 use dorm_proto::vm::{self, Epoch, Escape, PORT_NAME, Piece};
-use futures_util::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, WriteHalf};
 use tokio::sync::mpsc;
-use tokio_yamux::{Config, Session};
 
 use super::orders::Orders;
 use crate::log::log;
@@ -142,18 +141,10 @@ pub(super) async fn serve(mut port: Port, orders: Orders) {
 fn begin(epoch: Epoch, send: &mpsc::Sender<Vec<u8>>, orders: &Orders) -> Conversation {
     let (ours, theirs) = tokio::io::duplex(2 * CHUNK);
     let (mut from_session, to_session) = tokio::io::split(ours);
-    let config = Config {
-        // A machine that stands still answers nothing, and is well.
-        enable_keepalive: false,
-        ..Config::default()
-    };
-    let mut session = Session::new_server(theirs, config);
     let orders = orders.clone();
-    let streams = tokio::spawn(async move {
-        while let Some(Ok(stream)) = session.next().await {
-            tokio::spawn(orders.clone().follow(stream));
-        }
-    });
+    let streams = tokio::spawn(streams::serve(theirs, move |stream| {
+        drop(tokio::spawn(orders.clone().follow(stream)));
+    }));
     let send = send.clone();
     let outgoing = tokio::spawn(async move {
         let mut buffer = vec![0; CHUNK];
