@@ -154,18 +154,20 @@ async fn explain(client: &Client, name: &str, request: &StartRequest, end: &End)
         }
         return;
     }
-    if let Ok(stats) = stats::of(client, name).await
-        && stats.oom_kills > 0
-    {
-        let count = match stats.oom_kills {
-            1 => "1 process was killed".to_owned(),
-            n => format!("{n} processes were killed"),
-        };
-        eprintln!(
-            "out of memory: the box has a limit of {}; {count} since it started",
-            Size(stats.memory_limit)
-        );
-    }
+    let Ok(stats) = stats::of(client, name).await else {
+        return;
+    };
+    let count = match stats.oom_kills {
+        // Whom a machine's own kernel kills, nobody else counts.
+        0 if end.oom => "the process was killed".to_owned(),
+        0 => return,
+        1 => "1 process was killed since it started".to_owned(),
+        n => format!("{n} processes were killed since it started"),
+    };
+    eprintln!(
+        "out of memory: the box has a limit of {}; {count}",
+        Size(stats.memory_limit)
+    );
 }
 
 #[cfg(test)]

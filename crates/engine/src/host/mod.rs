@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dorm_sys::cgroup::{Group, GroupLimits, Hierarchy};
 use dorm_sys::process::{self, Process};
+use rustix::process::WaitIdStatus;
 use tokio::sync::watch;
 
 use crate::criu::manifest::Manifest;
@@ -233,18 +234,14 @@ impl Host {
 
     pub(crate) async fn exited(&self, id: &Id) -> Result<BoxExit> {
         let live = self.live(id)?;
-        ended(&live.process).await;
+        let status = ended(&live.process).await;
         if *live.stopping.borrow() {
             return std::future::pending().await;
         }
         let oom_kills = live.group.stats().map(|s| s.oom_kills).unwrap_or_default();
-        let what = match live.isolation {
-            // Turned off from inside, or by a panic of its kernel, or QEMU itself came to an end.
-            Isolation::Vm => "the virtual machine of the box ended",
-            Isolation::Container | Isolation::Gvisor => "process 1 of the box ended",
-        };
+        let what = end_of(live.isolation, status.as_ref());
         let reason = match oom_kills {
-            0 => what.to_owned(),
+            0 => what,
             _ => format!(
                 "{what}; the box was out of memory (limit {} MiB)",
                 live.memory_limit >> 20
@@ -313,13 +310,27 @@ pub(crate) fn random_hex<const BYTES: usize>() -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Waits for the end of a process, and reaps it if it is a child of ours.
-pub(crate) async fn ended(process: &Process) {
-    let Ok(pidfd) = process.pidfd.as_fd().try_clone_to_owned() else {
-        return;
-    };
+/// Waits for the end of a process, and reaps it if it is a child of ours: whoever is the first to do so learns how it ended.
+pub(crate) async fn ended(process: &Process) -> Option<WaitIdStatus> {
+    let pidfd = process.pidfd.as_fd().try_clone_to_owned().ok()?;
     if let Ok(pidfd) = dorm_sys::readiness::register(pidfd) {
         let _ = pidfd.readable().await;
     }
-    process.reap();
+    process.reap()
+}
+
+/// What ended when the box's process did, in words.
+fn end_of(isolation: Isolation, status: Option<&WaitIdStatus>) -> String {
+    let what = match isolation {
+        Isolation::Vm => "the virtual machine of the box ended",
+        Isolation::Container | Isolation::Gvisor => return "process 1 of the box ended".to_owned(),
+    };
+    let killed = status.and_then(WaitIdStatus::terminating_signal);
+    match (killed, status.and_then(WaitIdStatus::exit_status)) {
+        (Some(signal), _) => format!("{what}: QEMU was killed by signal {signal}"),
+        (_, Some(0)) => format!("{what}: it was turned off from inside, or its kernel failed"),
+        (_, Some(code)) => format!("{what}: QEMU left with exit code {code}"),
+        // It was the child of an earlier daemon.
+        (None, None) => what.to_owned(),
+    }
 }

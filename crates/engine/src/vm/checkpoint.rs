@@ -124,7 +124,7 @@ impl Vm {
         };
         tokio::select! {
             told = tokio::time::timeout(READY_WITHIN, told) => told.map_err(|_| too_late())?,
-            () = ended(&live.process) => Err(io::Error::other("the machine has ended")),
+            _ = ended(&live.process) => Err(io::Error::other("the machine has ended")),
         }
     }
 

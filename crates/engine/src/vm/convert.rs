@@ -84,7 +84,7 @@ impl Vm {
 }
 
 /// Returns when everything was sent. The archive is then whole.
-async fn send(stream: &mut StreamHandle, mut to: pipe::Sender) -> io::Result<()> {
+async fn send(stream: &mut Stream, mut to: pipe::Sender) -> io::Result<()> {
     let mut chunk = Vec::new();
     let mut is_over = false;
     loop {
@@ -111,7 +111,7 @@ async fn send(stream: &mut StreamHandle, mut to: pipe::Sender) -> io::Result<()>
 }
 
 /// Whether there was another part.
-async fn receive(stream: &mut StreamHandle, chunk: &mut Vec<u8>) -> io::Result<bool> {
+async fn receive(stream: &mut Stream, chunk: &mut Vec<u8>) -> io::Result<bool> {
     let length = stream.read_u32().await? as usize;
     if length > MAX_CHUNK {
         return Err(io::ErrorKind::InvalidData.into());

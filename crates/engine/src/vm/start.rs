@@ -59,7 +59,7 @@ impl Vm {
         };
         let outcome = tokio::select! {
             booted = booted => booted,
-            () = ended(&launched.live.process) => Err(io::Error::other("the machine has ended")),
+            _ = ended(&launched.live.process) => Err(io::Error::other("the machine has ended")),
         };
         match outcome {
             Ok(()) => {

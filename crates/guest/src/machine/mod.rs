@@ -72,6 +72,11 @@ impl Machine {
     }
 }
 
+/// Whether this is process 1 of a machine.
+pub(crate) fn is_one() -> bool {
+    std::env::args().nth(1).as_deref() == Some(SECOND_STAGE)
+}
+
 /// What users expect of a computer and no box needs at its start.
 pub(crate) fn load_later_modules() {
     let loaded = std::thread::Builder::new()

@@ -1,4 +1,4 @@
-//! Tells whether the box has run out of memory, where the box can see its own cgroup.
+//! Tells whether the box has run out of memory, where the box can see its own cgroup or is a machine with a kernel of its own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,12 +8,19 @@ const FILES: [&str; 2] = [
     "/sys/fs/cgroup/memory/memory.oom_control",
 ];
 
+/// The kernel's own count, which is the box's where the kernel is.
+const OF_A_MACHINE: &str = "/proc/vmstat";
+
 pub(super) struct Watch {
     seen: AtomicU64,
 }
 
 fn kills() -> u64 {
-    let text = FILES.iter().find_map(|f| std::fs::read_to_string(f).ok());
+    let files = match crate::machine::is_one() {
+        true => &[OF_A_MACHINE][..],
+        false => &FILES[..],
+    };
+    let text = files.iter().find_map(|f| std::fs::read_to_string(f).ok());
     text.as_deref().map_or(0, count)
 }
 
@@ -42,12 +49,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kills_are_counted_in_both_cgroup_versions() {
+    fn kills_are_counted_wherever_they_are_written() {
         assert_eq!(
             count("low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\noom_group_kill 0\n"),
             2
         );
         assert_eq!(count("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"), 7);
+        assert_eq!(count("drop_slab 0\noom_kill 3\nnuma_pte_updates 0\n"), 3);
         assert_eq!(count(""), 0);
     }
 }
