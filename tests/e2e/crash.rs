@@ -115,12 +115,14 @@ fn a_client_hears_that_its_stubborn_run_was_killed_by_a_stop() -> Result<()> {
 
 fn limits_hold_in_an_adopted_box() -> Result<()> {
     let server = Server::start()?;
-    let agent = server.agent_with("bounded", &["--memory", "128M", "--disk", "64M"])?;
+    let agent = server.agent_with_room("bounded", 64, &["--memory", "128M"])?;
     server.kill9()?;
     server.launch(&[])?;
-    let output = agent.exec(&["python3", "-c", "x = bytearray(1 << 30)"])?;
+    let output = agent.exec(&["python3", "-c", "x = [bytearray(1 << 20) for _ in range(1024)]"])?;
     ensure!(output.code == 137, "{output}");
-    ensure!(agent.stats()?["oom_kills"].as_u64() >= Some(1), "{}", agent.stats()?);
+    let counted = agent.stats()?["oom_kills"].as_u64() >= Some(1);
+    // Whom a machine's own kernel kills, nobody else counts.
+    ensure!(counted || harness::engines::in_machines(), "{}", agent.stats()?);
     let full = agent.root("head -c 200M /dev/urandom > /root/fill && sync")?;
     ensure!(full.code != 0, "the disk has no limit any more: {full}");
     Ok(())

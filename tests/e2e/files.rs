@@ -291,7 +291,7 @@ fn a_folder_made_by_a_hostile_box_stays_in_its_place_on_the_host() -> Result<()>
 
 fn a_full_disk_is_told_while_a_file_is_written() -> Result<()> {
     let server = Server::shared()?;
-    let agent = server.agent_with("full", &["--disk", "64M"])?;
+    let agent = server.agent_with_room("full", 64, &[])?;
     let output = server.dorm_with_input(&["cp", "-", &agent.at("/home/user/big")], &noise(100_000_000))?;
     let told = output.stderr.to_lowercase();
     ensure!(output.code != 0 && (told.contains("space") || told.contains("quota")), "{output}");

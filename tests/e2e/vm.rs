@@ -2,6 +2,7 @@
 //! of them as it can, and much of each.
 
 use std::net::TcpListener;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
@@ -13,6 +14,8 @@ harness::tests![
     a_machine_has_a_kernel_of_its_own_and_what_containers_deny,
     a_ring_of_io_uring_goes_on_over_the_disk_and_the_end_of_the_daemon,
     forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole,
+    a_damaged_state_of_a_machine_costs_its_memory_and_never_its_files,
+    the_end_of_a_machine_is_noticed_and_told_as_what_it_is,
     a_file_named_as_a_machines_disk_is_a_file_of_the_machine,
     a_machine_without_what_it_needs_is_refused_with_the_reason,
     an_agent_keeps_its_files_whatever_isolation_it_gets,
@@ -214,6 +217,69 @@ fn forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole() -> Res
     server.dorm(&["rollback", &agent.name, snapshot.trim()])?.succeeded()?;
     ensure!(agent.sh_text("cat ~/when /dev/shm/when")? == "before\nbefore", "the rollback is not whole");
     ensure!(told(&agent)?.0 == secret);
+    Ok(())
+}
+
+/// Hurts a file that a hibernated machine is brought back from, each in another way.
+fn damage(file: &Path) -> Result<()> {
+    match file.file_name().and_then(|name| name.to_str()) {
+        Some("state") => {
+            let mut bytes = std::fs::read(file)?;
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            Ok(std::fs::write(file, bytes)?)
+        }
+        Some("memory") => Ok(std::fs::File::options().write(true).open(file)?.set_len(128 << 20)?),
+        _ => Ok(std::fs::remove_file(file)?),
+    }
+}
+
+fn a_damaged_state_of_a_machine_costs_its_memory_and_never_its_files() -> Result<()> {
+    needs_machines()?;
+    let server = Server::shared()?;
+    let agent = machine(&server, "damaged")?;
+    agent.sh("echo kept > ~/file")?.succeeded()?;
+    for name in ["state", "hardware.json", "memory"] {
+        agent.sh("echo lost > /dev/shm/memory")?.succeeded()?;
+        agent.hibernate()?;
+        let images = std::fs::read_dir(server.data.join("images").join(&agent.id))?;
+        let images: Vec<_> = images.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+        let image = images.iter().find(|path| path.extension().is_none()).context("there is no image")?;
+        let home = server.data.join("pool/homes").join(&agent.id);
+        damage(&if name == "memory" { &home } else { image }.join(name))?;
+        let found = agent.sh_text("cat ~/file; test ! -e /dev/shm/memory || echo its memory is there")?;
+        ensure!(found == "kept", "{name}: {found}");
+        let shown = agent.show()?;
+        let told = shown["reason"].as_str().is_some_and(|why| why.contains("memory is lost"));
+        ensure!(shown["state"] == "running" && told, "{name}: {shown}");
+        let aside = image.with_extension("bad").is_dir() && home.join("memory.bad").is_file();
+        ensure!(aside, "{name}: what could not be used is not kept: {:?}", server.remains.images());
+    }
+    Ok(())
+}
+
+fn the_end_of_a_machine_is_noticed_and_told_as_what_it_is() -> Result<()> {
+    needs_machines()?;
+    let server = Server::shared()?;
+    let agent = machine(&server, "ending")?;
+    let ends = |how: &str| -> Result<()> {
+        let reason = harness::eventually("the end is noticed", || {
+            let shown = agent.show()?;
+            let noticed = shown["state"] == "failed" || shown["state"] == "stopped";
+            Ok(noticed.then(|| shown["reason"].to_string()))
+        })?;
+        ensure!(reason.contains("the virtual machine of the box ended") && reason.contains(how), "{reason}");
+        harness::eventually("nothing of it is left", || Ok(server.remains.of_box(&agent.id).is_empty().then_some(())))
+    };
+    let qemu = rustix::process::Pid::from_raw(agent.pid()?).context("a pid")?;
+    rustix::process::kill_process(qemu, rustix::process::Signal::KILL)?;
+    ends("QEMU was killed by signal 9")?;
+    agent.sh("echo kept > ~/file; sync")?.succeeded()?;
+    // Nobody waits for it, who would start the machine again.
+    let panic = "sleep 1; echo c > /proc/sysrq-trigger";
+    agent.exec_with(&["-d", "-u", "root"], &["sh", "-c", panic])?.succeeded()?;
+    ends("its kernel failed")?;
+    ensure!(agent.sh_text("cat ~/file")? == "kept");
     Ok(())
 }
 

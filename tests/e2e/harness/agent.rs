@@ -42,6 +42,24 @@ impl Server {
         })
     }
 
+    /// One with room for so many megabytes of files, and no more. A machine's disk is larger, as its template is on it.
+    pub(crate) fn agent_with_room(
+        self: &Arc<Self>,
+        label: &str,
+        megabytes: u32,
+        args: &[&str],
+    ) -> Result<Agent> {
+        let disk = format!("{megabytes}M");
+        let agent = self.agent_with(label, &[&["--disk", &disk], args].concat())?;
+        if super::engines::in_machines() {
+            let fill = format!(
+                "room=$(df --output=avail -BM / | tail -n 1 | tr -dc 0-9) && fallocate -l $((room - {megabytes}))M /var/ballast && sync"
+            );
+            agent.root(&fill)?.succeeded()?;
+        }
+        Ok(agent)
+    }
+
     /// Takes charge of an agent that was made in another way.
     pub(crate) fn adopt(self: &Arc<Self>, name: &str) -> Result<Agent> {
         let shown = self.json(&["show", name])?;

@@ -18,6 +18,11 @@ pub(crate) fn behind_gvisor() -> bool {
     isolation().as_deref() == Some("gvisor")
 }
 
+/// Whether the agents of this run are virtual machines.
+pub(crate) fn in_machines() -> bool {
+    isolation().as_deref() == Some("vm")
+}
+
 /// The tests of this run. `DORM_E2E_ISOLATION` alone means the core; with `DORM_E2E_ALL`, all that an engine has a part in.
 pub(crate) fn of_this_run(features: Vec<(&'static str, Vec<Test>)>) -> Result<Vec<Trial>> {
     let all = features
@@ -204,4 +209,41 @@ const GVISOR_CANNOT: Cannot = &[
     ),
 ];
 
-const VM_CANNOT: Cannot = &[];
+/// What is different in a machine; see docs/engines.md.
+const VM_CANNOT: Cannot = &[
+    (
+        "its kernel is its own: what root does to it, or makes of it, concerns nobody else",
+        &[
+            "no_device_of_the_host_can_be_mounted_or_made",
+            "nothing_can_be_mounted_at_all",
+            "no_module_can_be_loaded",
+            "the_hosts_settings_cannot_be_written",
+            "raw_devices_and_the_kernels_log_are_out_of_reach",
+            "masked_paths_are_empty",
+            "no_namespace_can_be_made_or_entered",
+            "dangerous_system_calls_are_refused",
+            "a_32_bit_call_does_not_get_around_the_filter",
+            "capabilities_are_bounded",
+            "the_guest_binary_cannot_be_replaced_from_inside",
+            "terminals_of_a_box_have_an_end",
+        ],
+    ),
+    (
+        "its file system is on a disk of its own, which is ext4, and as full after a rollback as it was",
+        &[
+            "a_subvolume_cannot_be_made_in_a_home",
+            "a_rollback_does_not_begin_the_quota_anew",
+        ],
+    ),
+    (
+        "its processes are not the host's, and are not limited in number",
+        &[
+            "a_fork_bomb_hurts_its_own_box_only",
+            "limits_hold_again_after_a_start",
+        ],
+    ),
+    (
+        "the process that is looked at is QEMU",
+        &["no_descriptor_of_the_host_is_open_in_a_box"],
+    ),
+];
