@@ -1,11 +1,12 @@
 //! What the daemon and its clients say to the guest of a box, and the other way round.
 //!
 //! [`process`] and [`filesystem`] are generated from `proto/`; [`boot`] is the one message that comes
-//! before them. The feature `client` adds the generated clients.
+//! before them; [`vm`] and [`volume`] are what goes over the ports of a virtual machine. The feature `client` adds the generated clients.
 
 pub mod boot;
 pub mod streams;
 pub mod vm;
+pub mod volume;
 pub mod window;
 
 mod generated {

@@ -40,6 +40,9 @@ pub enum Order {
         now_ms: i64,
         /// Hexadecimal; for the kernel's random source.
         entropy: String,
+        /// Where the volumes are to be mounted, in the order in which [`crate::volume`] counts them.
+        #[serde(default)]
+        volumes: Vec<String>,
     },
     /// After a return from disk: answered when the machine knows the time and who it is.
     Resume {
@@ -50,7 +53,8 @@ pub enum Order {
     },
     /// After a time in which the machine stood still.
     Clock { now_ms: i64 },
-    /// Answered when everything written is on the machine's disk.
+    /// Answered when everything written is on the machine's disk, and nothing is under way to its volumes, as is right for a machine that is
+    /// about to stand still.
     Sync,
     /// As SIGTERM to process 1 of a container; the machine is off at the end.
     Stop,
@@ -95,12 +99,13 @@ const BEGIN: u8 = 0x01;
 
 /// Appends `data` to `out` so that no beginning is seen in it.
 pub fn escape(data: &[u8], out: &mut Vec<u8>) {
-    for part in data.split_inclusive(|byte| *byte == MARK) {
-        out.extend_from_slice(part);
-        if part.last() == Some(&MARK) {
-            out.push(LITERAL);
-        }
+    let mut rest = data;
+    while let Some(at) = memchr::memchr(MARK, rest) {
+        out.extend_from_slice(&rest[..=at]);
+        out.push(LITERAL);
+        rest = &rest[at + 1..];
     }
+    out.extend_from_slice(rest);
 }
 
 /// The beginning of the conversation `epoch`. Its digits are text, so that they hold no mark.
@@ -139,7 +144,18 @@ enum State {
 impl Escape {
     pub fn push(&mut self, received: &[u8]) {
         let mut data = Vec::with_capacity(received.len());
-        for byte in received {
+        let mut rest = received;
+        while let Some((byte, others)) = rest.split_first() {
+            if let State::Plain = self.state {
+                // Most of what comes is plain, and long.
+                let plain = memchr::memchr(MARK, rest).unwrap_or(rest.len());
+                if plain > 0 {
+                    data.extend_from_slice(&rest[..plain]);
+                    rest = &rest[plain..];
+                    continue;
+                }
+            }
+            rest = others;
             match (&mut self.state, *byte) {
                 // A mark is never part of anything else, so what came before it was cut off.
                 (_, MARK) => self.state = State::Marked,
