@@ -46,6 +46,9 @@ pub(crate) trait Kind: std::fmt::Debug + Send + Sync {
         live.thaw()
     }
 
+    /// The host has taken charge of a box that another daemon started.
+    fn adopted(&self, _: &LiveBox) {}
+
     /// Tells the guest to end all processes, and thaws the box so that it can; told again, the guest is to be quick about it.
     async fn ask_to_end(&self, live: &LiveBox);
 
@@ -137,7 +140,6 @@ impl Engine for Engines {
 
     async fn convert(&self, spec: &BoxSpec) -> Result<Vec<String>> {
         self.engine(spec.isolation)?;
-        spec.isolation.fits(&spec.volumes)?;
         if self.host.live(&spec.id).is_ok() {
             return Err(EngineError::AlreadyRunning(spec.id.clone()));
         }
@@ -160,7 +162,11 @@ impl Engine for Engines {
     }
 
     async fn adopt(&self, spec: &BoxSpec, record: &BoxRecord) -> Result<bool> {
-        self.host.adopt(spec, record).await
+        let is_here = self.host.adopt(spec, record).await?;
+        if is_here && let Ok((live, kind)) = self.live(&spec.id) {
+            kind.adopted(&live);
+        }
+        Ok(is_here)
     }
 
     async fn recover(&self, spec: &BoxSpec, image: &Path) -> Result<Option<BoxRecord>> {

@@ -34,6 +34,7 @@ pub mod network;
 mod packet;
 pub mod reserve;
 mod vm;
+mod volumes;
 
 pub use gvisor::bare::BareRunsc;
 pub use vm::bare::BareQemu;
@@ -142,17 +143,6 @@ impl Isolation {
             Self::Container => "container",
             Self::Gvisor => "gvisor",
             Self::Vm => "vm",
-        }
-    }
-
-    /// Whether boxes of this kind can mount these volumes. The error says why not.
-    pub fn fits(self, volumes: &[VolumeMount]) -> Result<()> {
-        match self {
-            Self::Vm if !volumes.is_empty() => Err(EngineError::NoEngine {
-                isolation: self,
-                reason: "they cannot mount volumes; an agent with volumes needs another isolation".to_owned(),
-            }),
-            Self::Container | Self::Gvisor | Self::Vm => Ok(()),
         }
     }
 }

@@ -41,6 +41,24 @@ pub fn bound_capabilities(keep: CapabilitySet) -> io::Result<()> {
     Ok(())
 }
 
+/// Leaves this thread, and all that it starts, no capability outside `keep`.
+pub fn keep_capabilities(keep: CapabilitySet) -> io::Result<()> {
+    bound_capabilities(keep)?;
+    let mut sets = rustix::thread::capabilities(None)?;
+    sets.permitted &= keep;
+    sets.effective = sets.permitted;
+    sets.inheritable = CapabilitySet::empty();
+    Ok(rustix::thread::set_capabilities(None, sets)?)
+}
+
+/// What a server of files needs to do for the users of a box what they may do themselves.
+pub const FILE_CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID);
+
 /// Makes the thread, and the programs it executes, the user `uid` with all the capabilities that it has now.
 ///
 /// The owner of a user namespace may do everything in it, also where the host's root lacks a capability; and what
@@ -95,6 +113,14 @@ const ALLOWED: &str = "accept accept4 access alarm arch_prctl bind brk cachestat
     timer_gettime timer_settime times tkill truncate umask uname unlink unlinkat utime utimensat utimes vfork \
     vmsplice wait4 waitid write writev personality setxattrat getxattrat listxattrat removexattrat";
 
+/// What a server of files calls, and nothing else.
+const FOR_FILES: &str = "arch_prctl brk capget capset clock_gettime clock_nanosleep close dup dup2 dup3 exit exit_group \
+    fallocate fchmod fchmodat2 fchownat fcntl fdatasync fgetxattr flistxattr fremovexattr fsetxattr fstat fstatfs fsync ftruncate futex \
+    getdents64 getpid getrandom gettid linkat lseek madvise mkdirat mknodat mmap mprotect mremap munmap nanosleep newfstatat openat2 poll \
+    prctl pread64 pwrite64 pwritev2 read readlinkat recvfrom renameat2 restart_syscall rseq rt_sigaction rt_sigprocmask rt_sigreturn \
+    sched_getaffinity sched_yield seccomp sendto set_robust_list setresgid setresuid setsockopt shutdown sigaltstack statx symlinkat tgkill \
+    unlinkat utimensat write";
+
 /// The box's system call filter, compiled: made once, installed in every box.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SystemCallFilter {
@@ -132,11 +158,7 @@ impl SystemCallFilter {
             .split_whitespace()
             .map(|name| json!({ "syscall": name }))
             .collect();
-        // clone3 hides its flags behind a pointer, so it is said not to exist, and the C library falls
-        // back to clone, whose flags can be looked at.
-        allowed.push(json!({ "syscall": "clone", "args": [
-            { "index": 0, "type": "qword", "op": { "masked_eq": CLONE_NAMESPACE_FLAGS }, "val": 0 }
-        ]}));
+        allowed.push(clone_without_namespaces());
         allowed.extend(SOCKET_FAMILIES.map(|family| {
             json!({ "syscall": "socket", "args": [{ "index": 0, "type": "dword", "op": "eq", "val": family }] })
         }));
@@ -155,6 +177,28 @@ impl SystemCallFilter {
             programs: [
                 compile(allowed, json!({ "errno": libc::ENOSYS }), json!("allow"))?,
                 compile(forbidden, json!("allow"), json!({ "errno": libc::EPERM }))?,
+            ],
+        })
+    }
+
+    /// The filter of a process that serves files, and executes nothing.
+    pub fn for_files() -> io::Result<Self> {
+        let mut allowed: Vec<Value> = FOR_FILES
+            .split_whitespace()
+            .map(|name| json!({ "syscall": name }))
+            .collect();
+        allowed.push(clone_without_namespaces());
+        let forbidden = FORBIDDEN
+            .split_whitespace()
+            .map(|name| json!({ "syscall": name }));
+        Ok(Self {
+            programs: [
+                compile(allowed, json!({ "errno": libc::ENOSYS }), json!("allow"))?,
+                compile(
+                    forbidden.collect(),
+                    json!("allow"),
+                    json!({ "errno": libc::EPERM }),
+                )?,
             ],
         })
     }
@@ -180,6 +224,14 @@ impl SystemCallFilter {
             programs: [first.to_vec(), second.to_vec()],
         })
     }
+}
+
+/// clone3 hides its flags behind a pointer, so it is said not to exist, and the C library falls back to clone, whose flags can
+/// be looked at.
+fn clone_without_namespaces() -> Value {
+    json!({ "syscall": "clone", "args": [
+        { "index": 0, "type": "qword", "op": { "masked_eq": CLONE_NAMESPACE_FLAGS }, "val": 0 }
+    ]})
 }
 
 /// Compiles rules by name, leaving out the names that this architecture does not have.

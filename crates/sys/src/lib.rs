@@ -8,6 +8,7 @@ pub mod cache;
 pub mod cgroup;
 pub mod confine;
 pub mod loopdev;
+pub mod mode;
 pub mod mount;
 pub mod namespace;
 pub mod process;

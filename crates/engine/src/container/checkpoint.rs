@@ -56,7 +56,8 @@ impl Container {
         let (unfinished, names) = loop {
             let unfinished = Unfinished::make(image).map_err(failed())?;
             let (launcher, pid) = (&self.host.launcher, live.process.pid);
-            let dumped = criu.dump(launcher, pid, &live.group, &home, &live.volumes, &unfinished.0);
+            let volumes: Vec<String> = live.volumes.iter().map(|volume| volume.path.clone()).collect();
+            let dumped = criu.dump(launcher, pid, &live.group, &home, &volumes, &unfinished.0);
             match dumped.await {
                 Ok(names) => break (unfinished, names),
                 Err(EngineError::CannotCheckpoint(reason)) if moment <= LAST_MOMENT && passes(&reason) => {
@@ -126,7 +127,10 @@ impl Container {
         mut check: Check,
     ) -> Result<(LiveBox, BoxRecord)> {
         let began = Instant::now();
-        let (limits, volumes) = (self.host.group_limits(&spec.limits)?, self.host.volumes(spec)?);
+        let (limits, volumes) = (
+            self.host.group_limits(&spec.limits)?,
+            self.host.volumes(&spec.volumes)?,
+        );
         let (mut waiting, hand) = tokio::try_join!(self.criu_spares()?.take(), self.spares.take())?;
         let (group, join) = waiting.claim(&self.host.cgroups, &spec.id, &limits)?;
         let waiting = waiting.launcher;

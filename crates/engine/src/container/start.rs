@@ -22,7 +22,7 @@ impl Container {
         let launch = launch::Spec {
             home: self.host.pool.home_path(&spec.id),
             uid_base: spec.uid_base,
-            volumes: self.host.volumes(spec)?,
+            volumes: self.host.volumes(&spec.volumes)?,
             job: Job::Guest {
                 guest: self.host.guest.path.clone(),
                 hostname: spec.hostname.clone(),

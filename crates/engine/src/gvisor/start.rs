@@ -64,7 +64,7 @@ impl Gvisor {
                 .saturating_add(OWN_THREADS),
             ..limits
         };
-        let volumes = self.host.volumes(spec)?;
+        let volumes = self.host.volumes(&spec.volumes)?;
         let group = self.host.cgroups.create(spec.id.as_str(), &limits);
         let group = group.map_err(|e| failed("was given its limits")(e.into()))?;
         let described = self

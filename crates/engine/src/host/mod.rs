@@ -19,7 +19,7 @@ use crate::guest_binary::{self, GuestBinary};
 use crate::home::Pool;
 use crate::launch;
 use crate::network::{self, Network};
-use crate::{BoxExit, BoxRecord, BoxSpec, BoxStats, EngineError, Id, Isolation, Limits, Result};
+use crate::{BoxExit, BoxRecord, BoxSpec, BoxStats, EngineError, Id, Isolation, Limits, Result, VolumeMount};
 
 mod adopt;
 mod freeze;
@@ -72,8 +72,7 @@ pub(crate) struct LiveBox {
     pub(crate) guest_hash: String,
     /// In the home for the sake of an image, and in the way once the box goes on.
     names: Mutex<Vec<PathBuf>>,
-    /// Where its volumes are mounted.
-    pub(crate) volumes: Vec<String>,
+    pub(crate) volumes: Vec<VolumeMount>,
     /// Set once somebody asked for the box's end.
     stopping: watch::Sender<bool>,
 }
@@ -96,7 +95,7 @@ impl LiveBox {
             uid_base: spec.uid_base,
             guest_hash: record.guest_hash.clone(),
             names: Mutex::default(),
-            volumes: spec.volumes.iter().map(|volume| volume.path.clone()).collect(),
+            volumes: spec.volumes.clone(),
             stopping: watch::Sender::new(false),
         }
     }
@@ -220,8 +219,8 @@ impl Host {
         })
     }
 
-    pub(crate) fn volumes(&self, spec: &BoxSpec) -> Result<Vec<launch::Volume>> {
-        let volume = |mount: &crate::VolumeMount| {
+    pub(crate) fn volumes(&self, mounts: &[VolumeMount]) -> Result<Vec<launch::Volume>> {
+        let volume = |mount: &VolumeMount| {
             let source = self.pool.volume_path(&mount.volume);
             if !source.exists() {
                 return Err(EngineError::NoVolume(mount.volume.clone()));
@@ -229,7 +228,7 @@ impl Host {
             let at = mount.path.clone();
             Ok(launch::Volume { source, at })
         };
-        spec.volumes.iter().map(volume).collect()
+        mounts.iter().map(volume).collect()
     }
 
     pub(crate) async fn exited(&self, id: &Id) -> Result<BoxExit> {
@@ -312,11 +311,16 @@ pub(crate) fn random_hex<const BYTES: usize>() -> String {
 
 /// Waits for the end of a process, and reaps it if it is a child of ours: whoever is the first to do so learns how it ended.
 pub(crate) async fn ended(process: &Process) -> Option<WaitIdStatus> {
-    let pidfd = process.pidfd.as_fd().try_clone_to_owned().ok()?;
-    if let Ok(pidfd) = dorm_sys::readiness::register(pidfd) {
+    ending(process).await;
+    process.reap()
+}
+
+/// Waits for the end of a process, and leaves it to others to learn how it ended.
+pub(crate) async fn ending(process: &Process) {
+    let pidfd = process.pidfd.as_fd().try_clone_to_owned();
+    if let Ok(pidfd) = pidfd.and_then(dorm_sys::readiness::register) {
         let _ = pidfd.readable().await;
     }
-    process.reap()
 }
 
 /// What ended when the box's process did, in words.

@@ -157,7 +157,7 @@ pub(super) fn make_root<'a>(mounts: impl Iterator<Item = (&'a str, Detached)>) -
     rustix::mount::mount("tmpfs", "root", "tmpfs", flags, c"mode=755,size=64k").step("make a root")?;
     for (place, mount) in mounts {
         let at = Path::new("root").join(place.trim_start_matches('/'));
-        let made = match SHARED.contains(&place) || place == FILES {
+        let made = match SHARED.contains(&place) || place.starts_with(FILES) {
             true => fs::create_dir_all(&at),
             false => at
                 .parent()

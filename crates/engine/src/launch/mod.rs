@@ -43,6 +43,7 @@ pub(crate) mod machine;
 mod rootfs;
 mod sandbox;
 mod unpack;
+mod volumes;
 
 pub(crate) use criu::{STAGED_GUEST, STAGED_ROOT, staged_volume};
 pub(crate) use launcher::{Launcher, complaint};
@@ -51,6 +52,7 @@ pub(crate) use sandbox::Staged;
 
 pub(crate) use disk::make_disk;
 pub(crate) use unpack::unpack;
+pub(crate) use volumes::serve_volumes;
 
 /// The hidden subcommand under which the binary calls [`main`].
 pub const SUBCOMMAND: &str = "__launch";
@@ -136,6 +138,8 @@ pub(crate) enum Job {
     MakeDisk(disk::MakeDisk),
     /// Apply an archive, read from standard output's descriptor, to the home.
     Unpack { offset: u64, length: u64, names: Names },
+    /// Serve files to a machine, on standard output's descriptor. The home is its first volume, and the volumes are the others.
+    ServeVolumes,
 }
 
 /// What the launcher answers, followed by what process 1 has to say.
@@ -156,6 +160,8 @@ pub(crate) enum Report {
     },
     BadLayer(String),
     DiskMade,
+    /// Files are served from now on.
+    Serving,
     /// The home has no room for the layer.
     Full,
 }
@@ -278,6 +284,7 @@ fn launch() -> Result<(), Failure> {
             rootfs::raise_limits().step("set resource limits")?;
             return sandbox::execute(command, guest, directory, &spec);
         }
+        Job::ServeVolumes => rootfs::raise_limits().step("set resource limits")?,
         Job::MakeDisk(_) | Job::Unpack { .. } => {}
     }
     dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;
@@ -384,6 +391,12 @@ fn become_box(
             unpack::apply(*offset, *length, *names)?;
             std::process::exit(0)
         }
+        Job::ServeVolumes => {
+            let missing = || io::Error::from(io::ErrorKind::NotFound);
+            let filter = filter.ok_or_else(missing).step("find the system call filter")?;
+            volumes::serve(mounts, filter)?;
+            std::process::exit(0)
+        }
     }
 }
 
@@ -412,6 +425,7 @@ fn bind_mounts(spec: &Spec) -> io::Result<Vec<Detached>> {
     use dorm_sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY};
     let home = match &spec.job {
         Job::MakeDisk(_) => bind(&spec.home, RDONLY | NODEV | NOSUID | NOEXEC, 0),
+        Job::ServeVolumes => bind(&spec.home, NODEV | NOSUID | NOEXEC, 0),
         _ => bind(&spec.home, NODEV, NOSUID),
     };
     let mut mounts = vec![home?];
@@ -427,8 +441,14 @@ fn bind_mounts(spec: &Spec) -> io::Result<Vec<Detached>> {
     if let Job::MakeDisk(disk) = &spec.job {
         mounts.extend(disk.bind_mounts()?);
     }
+    if let Job::ServeVolumes = &spec.job {
+        mounts.push(bind(Path::new("/dev/null"), NOSUID | NOEXEC, NODEV)?);
+    }
     for volume in &spec.volumes {
-        mounts.push(bind(&volume.source, NODEV, NOSUID)?);
+        mounts.push(match &spec.job {
+            Job::ServeVolumes => bind(&volume.source, NODEV | NOSUID | NOEXEC, 0)?,
+            _ => bind(&volume.source, NODEV, NOSUID)?,
+        });
     }
     Ok(mounts)
 }

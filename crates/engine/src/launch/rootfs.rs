@@ -178,10 +178,21 @@ pub(super) fn enter_bare(mounts: Vec<Detached>) -> Result<(), Failure> {
 
 /// Standard input, output and error of the guest are the box's own /dev/null.
 pub(super) fn detach_stdio() -> io::Result<()> {
-    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::stdio::dup2_stdin(&null)?;
-    rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(&null)?;
+    replace_stdio(&open_null()?)
+}
+
+pub(super) fn open_null() -> io::Result<rustix::fd::OwnedFd> {
+    Ok(rustix::fs::open(
+        "/dev/null",
+        OFlags::RDWR | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+pub(super) fn replace_stdio(null: &rustix::fd::OwnedFd) -> io::Result<()> {
+    rustix::stdio::dup2_stdin(null)?;
+    rustix::stdio::dup2_stdout(null)?;
+    rustix::stdio::dup2_stderr(null)?;
     Ok(())
 }
 

@@ -95,6 +95,8 @@ impl Vm {
             .await
             .map_err(|e| failed("was let go on")(e.into()))?;
         drop(monitor);
+        // Before the guest is asked anything: it may be waiting for a file.
+        self.serve_volumes(&launched.live);
         match self.introduce(spec, &launched.live).await {
             Ok(()) => {
                 tracing::debug!(id = %spec.id, ?checked, launched = ?launched_after, ?loaded, done = ?began.elapsed(), "restored");
@@ -135,8 +137,12 @@ impl Vm {
             return Ok(None);
         }
         let members = group.processes().map_err(failed())?;
-        // A launcher, or several processes, are a machine that has not come up.
-        let [pid] = members[..] else {
+        // Beside it there may be the file server of its volumes; a launcher alone is a machine that has not come up.
+        let is_qemu = |pid: &i32| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+            name.is_ok_and(|name| name.starts_with("qemu"))
+        };
+        let [pid] = members.into_iter().filter(is_qemu).collect::<Vec<_>>()[..] else {
             return Ok(None);
         };
         let guest_hash = Manifest::read(image).map_err(EngineError::BadImage)?.guest_hash;
@@ -157,6 +163,7 @@ impl Vm {
             .network
             .attach_machine(&spec.id, spec.slot, &spec.network)
             .await?;
+        self.serve_volumes(&live);
         let Ok(()) = self.introduce(spec, &live).await else {
             return Ok(None);
         };

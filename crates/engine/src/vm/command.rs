@@ -9,6 +9,7 @@ use crate::launch::machine::{DISK, INITRD, KERNEL, MEMORY, MODULES, TAP_FD};
 /// Abstract sockets in the network namespace of a machine's process, where nobody else is.
 pub(crate) const GUEST_SOCKET: &str = "dorm-guest";
 pub(crate) const MONITOR_SOCKET: &str = "dorm-monitor";
+pub(crate) const VOLUMES_SOCKET: &str = "dorm-volumes";
 
 /// What a machine is made of. Its state can be loaded only by one that is made alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +23,9 @@ pub(crate) struct Hardware {
     /// Whether it has a second disk, with the modules of its kernel.
     #[serde(default)]
     pub(crate) modules: bool,
+    /// Whether it has a port to a file server for its volumes.
+    #[serde(default)]
+    pub(crate) volumes: bool,
 }
 
 impl Hardware {
@@ -102,6 +106,16 @@ impl Hardware {
             "device",
             format!("virtserialport,chardev=guest,name={}", dorm_proto::vm::PORT_NAME),
         );
+        if self.volumes {
+            add("chardev", socket("volumes", VOLUMES_SOCKET));
+            add(
+                "device",
+                format!(
+                    "virtserialport,chardev=volumes,name={}",
+                    dorm_proto::volume::PORT_NAME
+                ),
+            );
+        }
         add("device", "virtio-balloon-pci,free-page-reporting=on".to_owned());
         if self.modules {
             add(
@@ -131,6 +145,7 @@ mod tests {
             processors: 2,
             memory: 256 << 20,
             modules,
+            volumes: false,
         }
     }
 
@@ -168,6 +183,34 @@ mod tests {
         let (with, without) = (values(&with, "-device"), values(&without, "-device"));
         assert_eq!(with[..without.len()], without);
         assert_eq!(with.len(), without.len() + 1);
+    }
+
+    #[test]
+    fn only_a_machine_with_volumes_has_a_port_for_them() {
+        let without = hardware(Accelerator::Tcg, true);
+        let with = Hardware {
+            volumes: true,
+            ..without.clone()
+        };
+        let ports = |hardware: &Hardware| {
+            let arguments = hardware.arguments(false);
+            let devices = values(&arguments, "-device");
+            devices
+                .iter()
+                .filter(|device| device.starts_with("virtserialport"))
+                .count()
+        };
+        assert_eq!((ports(&without), ports(&with)), (1, 2));
+        // On the same bus, so that the other devices are where they are.
+        let pci = |hardware: &Hardware| {
+            let arguments = hardware.arguments(false);
+            let devices = values(&arguments, "-device").into_iter();
+            devices
+                .filter(|device| device.contains("-pci"))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(pci(&without), pci(&with));
     }
 
     #[test]

@@ -30,6 +30,7 @@ impl Vm {
     pub(crate) async fn make_files(&self, spec: &BoxSpec) -> Result<Vec<String>> {
         let mut alone = spec.clone();
         alone.isolation = Isolation::Vm;
+        // What others have written there need not be waited for.
         alone.volumes.clear();
         alone.boot.env.clear();
         alone.boot.start_command = None;

@@ -3,7 +3,8 @@
 //! ```text
 //!  Vm ──▶ launch::machine (jail) ──▶ QEMU ──▶ kernel, guest (process 1)
 //!   ├──▶ monitor: QMP on a socket in QEMU's network namespace      │
-//!   └──▶ link: streams on the machine's serial port ───────────────┘
+//!   ├──▶ link: streams on the machine's serial port ───────────────┤
+//!   └──▶ volumes: a file server (jail) on another serial port ─────┘
 //! ```
 //!
 //! The home of a machine holds two files, its disk and its memory, which QEMU maps. So a snapshot of the home has both at one
@@ -35,6 +36,7 @@ mod monitor;
 mod qemu;
 mod reach;
 mod start;
+mod volumes;
 
 /// The engine of machines of one daemon.
 #[derive(Debug)]
@@ -45,6 +47,7 @@ pub(crate) struct Vm {
     /// Of QEMU's system calls.
     filter: Vec<u8>,
     talks: Mutex<HashMap<Id, Arc<Talk>>>,
+    files: volumes::Servers,
 }
 
 /// What is known of the guest of a machine, beside what the host keeps.
@@ -72,6 +75,7 @@ impl Vm {
             qemu: OnceLock::new(),
             filter: filter.to_bytes(),
             talks: Mutex::default(),
+            files: volumes::Servers::new()?,
         })
     }
 
@@ -165,6 +169,10 @@ impl Kind for Vm {
         if let Err(error) = self.turn_off(live).await {
             tracing::debug!(id = %live.id, error = %crate::chain(&error), "the machine cannot be asked to end");
         }
+    }
+
+    fn adopted(&self, live: &LiveBox) {
+        self.serve_volumes(live);
     }
 
     fn can_run(&self) -> Result<(), String> {

@@ -134,6 +134,7 @@ impl Vm {
     pub(super) async fn thaw_machine(&self, live: &LiveBox) -> Result<()> {
         let failed = || EngineError::io("cannot let the machine go on");
         live.thaw()?;
+        self.serve_volumes(live);
         let mut monitor = self.monitor(live).await?;
         if monitor.is_running().await.map_err(failed())? {
             return Ok(());

@@ -25,8 +25,8 @@ pub(super) const READY_WITHIN: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(2);
 /// What QEMU takes beside the machine's memory: code translated at run time, mostly.
 const OWN_MEMORY: u64 = 320 << 20;
-/// QEMU's threads, those that wait for the disk included.
-const OWN_THREADS: u32 = 256;
+/// QEMU's threads, those that wait for the disk included, and those of the file server.
+const OWN_THREADS: u32 = 256 + 16;
 const LEAST_MEMORY: u64 = 128 << 20;
 /// Characters of a console that are told.
 const LONGEST_LINE: usize = 256;
@@ -40,6 +40,7 @@ impl Vm {
             processors: spec.limits.cpu_millis.div_ceil(1000).max(1),
             memory: spec.limits.memory.max(LEAST_MEMORY) >> 20 << 20,
             modules: qemu.modules.is_some(),
+            volumes: !spec.volumes.is_empty(),
         };
         let pool = &self.host.pool;
         pool.renew_machine_memory(&spec.id, hardware.memory).await?;
@@ -51,7 +52,9 @@ impl Vm {
             network: self.host.network.of_machine(spec.slot)?,
             now_ms: now_ms(),
             entropy: entropy(),
+            volumes: spec.volumes.iter().map(|volume| volume.path.clone()).collect(),
         };
+        self.serve_volumes(&launched.live);
         let booted = async {
             let link = self.link(&launched.live, READY_WITHIN).await?;
             let done = tokio::time::timeout(READY_WITHIN, link.have_done(&order)).await;

@@ -14,6 +14,7 @@ mod identity;
 mod modules;
 mod orders;
 mod port;
+mod volumes;
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -92,6 +93,7 @@ pub(crate) fn power_off() -> io::Result<()> {
     const FIFREEZE: libc::c_ulong = 0xc004_5877;
     // SAFETY: sync takes nothing and gives nothing.
     unsafe { libc::sync() };
+    volumes::hold();
     // A file system that takes no more writes is as clean as one that was unmounted, which the root never is.
     let frozen = std::fs::File::open("/").and_then(|root| {
         // SAFETY: the request takes an integer, and ignores it.

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use dorm_proto::boot::GUEST_PATH;
 
-use super::early::mount;
+use super::early::{KEPT_MODULES, mount};
 use crate::log::log;
 use crate::sys::check;
 
@@ -85,6 +85,19 @@ fn plain(name: &str) -> String {
 fn module_in(file: &str) -> String {
     let name = file.rsplit('/').next().unwrap_or(file);
     plain(name.split('.').next().unwrap_or(name))
+}
+
+/// Loads one of those that are kept for later, or else from the disk of modules.
+pub(super) fn load_kept(name: &str) -> io::Result<()> {
+    let ending = format!("-{name}.ko");
+    let kept = fs::read_dir(KEPT_MODULES).into_iter().flatten().flatten();
+    let found = kept
+        .map(|file| file.path())
+        .find(|path| path.as_os_str().as_encoded_bytes().ends_with(ending.as_bytes()));
+    match found {
+        Some(path) => load(&path),
+        None => load_by_name(name),
+    }
 }
 
 /// Loads every module of a folder, in the order of their names.

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Boot, archive, identity};
+use super::{Boot, archive, identity, volumes};
 use crate::http::Server;
 use crate::log::log;
 use crate::sys;
@@ -53,12 +53,13 @@ impl Orders {
                 network,
                 now_ms,
                 entropy,
+                volumes,
             } => {
                 identity::reseed(entropy.as_bytes());
                 identity::set_clock(now_ms);
                 identity::set_hostname(&config.hostname);
                 match identity::set_network(&network).await {
-                    Ok(()) => self.boot(*config).await,
+                    Ok(()) => self.boot(*config, volumes).await,
                     Err(e) => Answer::Failed(format!("the network cannot be set up: {e}")),
                 }
             }
@@ -71,6 +72,7 @@ impl Orders {
                 identity::reseed(entropy.as_bytes());
                 identity::set_clock(now_ms);
                 identity::set_hostname(&hostname);
+                volumes::go_on();
                 match identity::set_network(&network).await {
                     Ok(()) => Answer::Done,
                     Err(e) => Answer::Failed(format!("the network cannot be set up: {e}")),
@@ -78,11 +80,16 @@ impl Orders {
             }
             Order::Clock { now_ms } => {
                 identity::set_clock(now_ms);
+                volumes::go_on();
                 Answer::Done
             }
             Order::Sync => {
-                // SAFETY: sync takes nothing and gives nothing.
-                let synced = tokio::task::spawn_blocking(|| unsafe { libc::sync() }).await;
+                let synced = tokio::task::spawn_blocking(|| {
+                    // SAFETY: sync takes nothing and gives nothing.
+                    unsafe { libc::sync() };
+                    volumes::hold();
+                })
+                .await;
                 synced.map_or_else(|e| Answer::Failed(e.to_string()), |()| Answer::Done)
             }
             Order::Stop => {
@@ -104,7 +111,12 @@ impl Orders {
         let _ = stream.shutdown().await;
     }
 
-    async fn boot(&self, config: dorm_proto::boot::BootConfig) -> Answer {
+    async fn boot(&self, config: dorm_proto::boot::BootConfig, paths: Vec<String>) -> Answer {
+        let agent = config.agent_id.clone();
+        let mounted = tokio::task::spawn_blocking(move || volumes::mount_all(&agent, &paths)).await;
+        if let Err(e) = mounted.unwrap_or_else(|e| Err(io::Error::other(e))) {
+            return Answer::Failed(e.to_string());
+        }
         let (answer, answered) = oneshot::channel();
         if self.boots.send(Boot { config, answer }).await.is_err() {
             return Answer::Failed("the guest has ended".into());

@@ -30,7 +30,7 @@ pub(super) struct Port {
 
 /// Finds the port and keeps it open: there can be one holder only.
 pub(super) fn open() -> io::Result<Port> {
-    let path = find()?;
+    let path = find(PORT_NAME)?;
     let file = Arc::new(File::options().read(true).write(true).open(path)?);
     let (to_port, mut outgoing) = mpsc::channel::<Vec<u8>>(4);
     let (incoming, received) = mpsc::channel(4);
@@ -73,7 +73,8 @@ pub(super) fn open() -> io::Result<Port> {
     })
 }
 
-fn find() -> io::Result<PathBuf> {
+/// The port of this name, once it is there.
+pub(super) fn find(wanted: &str) -> io::Result<PathBuf> {
     let until = Instant::now() + PORT_WITHIN;
     loop {
         for entry in fs::read_dir("/sys/class/virtio-ports")
@@ -83,14 +84,14 @@ fn find() -> io::Result<PathBuf> {
         {
             let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
             let path = PathBuf::from("/dev").join(entry.file_name());
-            if name.trim() == PORT_NAME && path.exists() {
+            if name.trim() == wanted && path.exists() {
                 return Ok(path);
             }
         }
         if Instant::now() > until {
             return Err(io::Error::new(
                 io::ErrorKind::NotFound,
-                "the machine has no port to the daemon",
+                format!("the machine has no port {wanted}"),
             ));
         }
         std::thread::sleep(Duration::from_millis(2));

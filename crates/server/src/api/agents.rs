@@ -148,7 +148,7 @@ async fn show(
     (status = 200, body = Agent),
     (status = 404, body = ErrorBody),
     (status = 409, description = "It is ephemeral, or being deleted", body = ErrorBody),
-    (status = 503, description = "Such agents cannot be run here, or not with its volumes", body = ErrorBody),
+    (status = 503, description = "Such agents cannot be run here", body = ErrorBody),
     (status = 507, description = "No space", body = ErrorBody),
 ))]
 async fn change(

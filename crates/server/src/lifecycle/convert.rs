@@ -20,8 +20,6 @@ const VERB: &str = "be given another isolation";
 impl Agent {
     /// Returns when it is so, and the agent runs again, if it ran or slept before. What is in its memory is lost.
     pub async fn set_isolation(self: &Arc<Self>, to: Isolation) -> Result<(), Trouble> {
-        to.fits(&self.profile.spec.volumes)
-            .map_err(Trouble::engine(VERB))?;
         let had_memory = self.published().current_box.is_some() || self.current_image().is_some();
         let grace = self.ctx.stop_grace;
         let converted = self.ask(Request::Convert { to, grace }).await;

@@ -1,0 +1,91 @@
+//! The volumes of a machine: file systems in user space, whose files are with the box's file server on the host.
+//!
+//! ```text
+//!  kernel ──▶ /dev/fuse ──▶ filesystem (one for each volume) ──▶ channel ──▶ serial port ──▶ file server
+//!                              └ tree: names of inodes, open files
+//! ```
+//!
+//! What a machine has mounted, open or asked for is in its memory and nowhere else, and sleeps with it.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+
+use dorm_proto::volume::Request;
+use fuser::{Config, Session, SessionACL};
+
+use self::channel::Channel;
+use self::volume::Volume;
+use super::early::mount;
+use super::modules;
+use crate::log::log;
+
+mod channel;
+mod convert;
+mod filesystem;
+mod tree;
+mod volume;
+
+const DEVICE: &str = "/dev/fuse";
+const MODULE: &str = "fuse";
+
+static CHANNEL: OnceLock<Channel> = OnceLock::new();
+
+/// Mounts the volumes of the box at `paths`. It waits for no server.
+pub(super) fn mount_all(agent: &str, paths: &[String]) -> io::Result<()> {
+    if paths.is_empty() {
+        return Ok(());
+    }
+    modules::load_kept(MODULE)?;
+    let channel = Channel::open()?;
+    let prefix: Arc<str> = format!("{agent}-").into();
+    for (number, path) in (0u8..).zip(paths) {
+        let tidy = Request::Tidy {
+            volume: number,
+            prefix: prefix.to_string(),
+        };
+        channel.ask(&tidy, &[], |_| ());
+        let volume = Volume::new(number, channel.clone(), Arc::clone(&prefix));
+        mount_volume(volume, path)
+            .map_err(|e| io::Error::new(e.kind(), format!("the volume at {path} cannot be mounted: {e}")))?;
+    }
+    let _ = CHANNEL.set(channel);
+    Ok(())
+}
+
+fn mount_volume(volume: Volume, path: &str) -> io::Result<()> {
+    fs::create_dir_all(path)?;
+    let device: OwnedFd = fs::File::options().read(true).write(true).open(DEVICE)?.into();
+    let options = format!(
+        "fd={},rootmode=40755,user_id=0,group_id=0,allow_other,default_permissions",
+        device.as_raw_fd()
+    );
+    // As in a container, devices mean nothing in a volume.
+    mount("volume", path, "fuse.dorm", libc::MS_NODEV, &options)?;
+    let session = Session::from_fd(volume, device, SessionACL::All, Config::default())?;
+    let path = path.to_owned();
+    std::thread::Builder::new()
+        .name("volume".into())
+        .stack_size(256 * 1024)
+        .spawn(move || {
+            if let Err(e) = session.run() {
+                log!("the volume at {path} is gone: {e}");
+            }
+        })?;
+    Ok(())
+}
+
+/// Before the machine stands still: returns when nothing is under way to the file server, and for a while nothing will be.
+pub(super) fn hold() {
+    if let Some(channel) = CHANNEL.get() {
+        channel.hold();
+    }
+}
+
+/// The machine goes on.
+pub(super) fn go_on() {
+    if let Some(channel) = CHANNEL.get() {
+        channel.go_on();
+    }
+}
