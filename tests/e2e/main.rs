@@ -25,7 +25,7 @@ macro_rules! features {
 features![
     acme, agents, api, clocks, code, crash, damage, docs, e2b, examples, exec, files, full, gvisor,
     hibernate, images, isolation, limits, matrix, network, policy, ports, proxy, runner, scale, sleep,
-    streams, survivors, templates, tls, vm, volumes, workloads
+    streams, survivors, templates, tls, vm, vm_volumes, volumes, workloads
 ];
 
 const THREADS: usize = 3;

@@ -17,7 +17,6 @@ harness::tests![
     a_damaged_state_of_a_machine_costs_its_memory_and_never_its_files,
     the_end_of_a_machine_is_noticed_and_told_as_what_it_is,
     a_file_named_as_a_machines_disk_is_a_file_of_the_machine,
-    a_machine_without_what_it_needs_is_refused_with_the_reason,
     an_agent_keeps_its_files_whatever_isolation_it_gets,
     a_container_engine_of_the_boxs_own_goes_on_over_the_disk,
 ];
@@ -296,20 +295,6 @@ fn a_file_named_as_a_machines_disk_is_a_file_of_the_machine() -> Result<()> {
     let words: Vec<&str> = seen.split_whitespace().collect();
     ensure!(words.len() == 3 && words[0] == (100u64 << 30).to_string() && words[1] == "mine", "{seen}");
     ensure!(words[2].parse::<u64>()? <= 3 << 30, "its disk is larger than it may be: {seen}");
-    Ok(())
-}
-
-fn a_machine_without_what_it_needs_is_refused_with_the_reason() -> Result<()> {
-    needs_machines()?;
-    let server = Server::shared()?;
-    let volume = format!("{}-v", harness::unique("refused"));
-    server.dorm(&["volume", "create", &volume])?.succeeded()?;
-    let name = harness::unique("refused");
-    let mount = format!("{volume}:/data");
-    let refused = server.dorm(&["new", &name, "--isolation", "vm", "--volume", &mount])?;
-    server.dorm(&["volume", "rm", &volume])?.succeeded()?;
-    ensure!(refused.code != 0 && format!("{refused}").contains("they cannot mount volumes"), "{refused}");
-    ensure!(!server.names()?.contains(&name), "it was made");
     Ok(())
 }
 

@@ -15,20 +15,20 @@ harness::tests![
 ];
 
 /// A volume, deleted at the end of the test.
-struct Volume {
+pub(crate) struct Volume {
     server: std::sync::Arc<Server>,
     name: String,
     id: String,
 }
 
 impl Volume {
-    fn new(server: &std::sync::Arc<Server>, name: &str) -> Result<Self> {
+    pub(crate) fn new(server: &std::sync::Arc<Server>, name: &str) -> Result<Self> {
         let made = server.json(&["volume", "create", name])?;
         let id = made["id"].as_str().context("a volume has an id")?.to_owned();
         Ok(Self { server: server.clone(), name: name.to_owned(), id })
     }
 
-    fn at(&self, path: &str) -> String {
+    pub(crate) fn at(&self, path: &str) -> String {
         format!("{}:{path}", self.name)
     }
 }

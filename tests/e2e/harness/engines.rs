@@ -143,6 +143,7 @@ const WITHOUT_ENGINE: &[(&str, &str)] = &[
     ("runner", "the tests' own order"),
     ("tls", "certificates of the daemon"),
     ("vm", "its tests choose the isolation themselves"),
+    ("vm_volumes", "its tests choose the isolation themselves"),
 ];
 
 /// What gVisor cannot do, or what a test finds out by means of the kernel's own; see docs/engines.md.

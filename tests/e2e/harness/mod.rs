@@ -32,7 +32,7 @@ mod wait;
 mod web;
 mod world;
 
-pub(crate) use agent::{Agent, unique};
+pub(crate) use agent::Agent;
 pub(crate) use archive::{TarFile, rootfs, rootfs_with, tar};
 pub(crate) use cli::{Output, binary, run};
 pub(crate) use outside::{Outside, Record, answers_peer_address, resolve};

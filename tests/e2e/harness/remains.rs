@@ -57,6 +57,12 @@ impl Remains {
             .collect()
     }
 
+    /// The same of one box.
+    pub(crate) fn processes_of(&self, id: &str) -> BTreeSet<i32> {
+        let groups = self.cgroups().into_iter();
+        groups.flat_map(|group| members(&group.join(id))).collect()
+    }
+
     /// Lets a frozen box move, without the daemon's knowledge.
     pub(crate) fn thaw(&self, id: &str) {
         for group in self.cgroups() {
