@@ -53,8 +53,8 @@ pub enum Order {
     },
     /// After a time in which the machine stood still.
     Clock { now_ms: i64 },
-    /// Answered when everything written is on the machine's disk, and nothing is under way to its volumes, as is right for a machine that is
-    /// about to stand still.
+    /// Answered when no process of the box runs, everything written is on the machine's disk, and nothing is under way to its volumes, as is
+    /// right for a machine that is about to stand still. [`Order::Resume`] or [`Order::Clock`] let all of it go on.
     Sync,
     /// As SIGTERM to process 1 of a container; the machine is off at the end.
     Stop,

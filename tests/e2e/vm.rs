@@ -1,6 +1,7 @@
 //! Agents whose boxes are virtual machines. In emulation a machine takes seconds to start, so that each test asks for as few
 //! of them as it can, and much of each.
 
+use std::collections::HashSet;
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -189,11 +190,33 @@ fn told(agent: &Agent) -> Result<(String, String)> {
     Ok((secret.to_owned(), drawn.to_owned()))
 }
 
+/// Draws numbers all the time, and keeps each with the time and the name of the machine then, in this order.
+const RESTLESS: &str = r#"
+import os, signal, socket, time
+seen = []
+def tell(*_):
+    with open('/tmp/seen.new', 'w') as f: f.writelines(f'{number} {now} {name}\n' for number, now, name in seen)
+    os.rename('/tmp/seen.new', '/tmp/seen')
+signal.signal(signal.SIGUSR1, tell)
+tell()
+while True:
+    seen.append((os.urandom(8).hex(), time.time_ns(), socket.gethostname()))
+    time.sleep(0.0005)
+"#;
+
+fn seen(agent: &Agent) -> Result<HashSet<String>> {
+    agent.sh("rm -f /tmp/seen; pkill -USR1 -f [S]IGUSR1")?.succeeded()?;
+    agent.until("it has told", "test -e /tmp/seen")?;
+    Ok(agent.sh_text("cat /tmp/seen")?.lines().map(str::to_owned).collect())
+}
+
 fn forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole() -> Result<()> {
     needs_machines()?;
     let server = Server::start()?;
     let agent = machine(&server, "whole")?;
     agent.exec_with(&["-d"], &["python3", "-c", TELLER])?.succeeded()?;
+    agent.exec_with(&["-d"], &["python3", "-c", RESTLESS])?.succeeded()?;
+    agent.until("it draws numbers", "test -e /tmp/seen && pkill -USR1 -f [S]IGUSR1 && test -s /tmp/seen")?;
     agent.sh("echo before > ~/when; echo before > /dev/shm/when")?.succeeded()?;
     let (secret, _) = told(&agent)?;
     let snapshot = server.dorm(&["snapshot", &agent.name])?.text()?;
@@ -201,7 +224,7 @@ fn forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole() -> Res
 
     let name = format!("{}-fork", agent.name);
     server.dorm(&["fork", &agent.name, &name, "--from", snapshot.trim(), "--count", "2"])?.succeeded()?;
-    let mut drawn = Vec::new();
+    let (mut drawn, mut forks) = (Vec::new(), Vec::new());
     for number in 1..=2 {
         let fork = server.adopt(&format!("{name}-{number}"))?;
         ensure!(fork.sh_text("cat ~/when /dev/shm/when")? == "before\nbefore", "it is not of the snapshot");
@@ -210,8 +233,17 @@ fn forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole() -> Res
         let (kept, number) = told(&fork)?;
         ensure!(kept == secret, "its memory is another's");
         drawn.push(number);
+        forks.push(fork);
     }
     ensure!(drawn[0] != drawn[1], "both drew {}", drawn[0]);
+    // Nothing has run in a fork before it knew who it is: what was seen under the source's name was seen in the source.
+    let of_source = seen(&agent)?;
+    for fork in forks {
+        let (own, earlier): (Vec<_>, Vec<_>) = seen(&fork)?.into_iter().partition(|line| line.ends_with(&fork.name));
+        ensure!(!own.is_empty() && !earlier.is_empty(), "{} and {} were seen", own.len(), earlier.len());
+        let strange = earlier.iter().filter(|line| !of_source.contains(*line)).count();
+        ensure!(strange == 0, "{strange} were seen in a fork that took itself for its source");
+    }
 
     server.dorm(&["rollback", &agent.name, snapshot.trim()])?.succeeded()?;
     ensure!(agent.sh_text("cat ~/when /dev/shm/when")? == "before\nbefore", "the rollback is not whole");

@@ -136,11 +136,10 @@ impl Vm {
         live.thaw()?;
         self.serve_volumes(live);
         let mut monitor = self.monitor(live).await?;
-        if monitor.is_running().await.map_err(failed())? {
-            return Ok(());
+        if !monitor.is_running().await.map_err(failed())? {
+            monitor.go_on().await.map_err(failed())?;
         }
-        monitor.go_on().await.map_err(failed())?;
-        // Its clock stood still with it.
+        // Its clock stood still with it, and its processes wait for the time.
         let clock = Order::Clock { now_ms: now_ms() };
         if let Err(error) = self.have_done(live, &clock).await {
             tracing::warn!(id = %live.id, %error, "the machine's clock could not be set");

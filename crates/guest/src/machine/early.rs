@@ -128,12 +128,13 @@ fn mount_rest() -> io::Result<()> {
     ] {
         let _ = symlink(target, link);
     }
+    // Every run joins a group, which without the second option takes a quiet moment of all processors.
     mount(
         "cgroup2",
         "/sys/fs/cgroup",
         "cgroup2",
         plain | libc::MS_NODEV,
-        "nsdelegate",
+        "nsdelegate,favordynmods",
     )
 }
 

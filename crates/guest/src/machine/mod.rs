@@ -14,6 +14,7 @@ mod identity;
 mod modules;
 mod orders;
 mod port;
+mod still;
 mod volumes;
 
 use std::io;
@@ -25,6 +26,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use early::{SECOND_STAGE, enter};
 pub(crate) use modules::{CALLED_WITH, load_by_name};
+pub(crate) use still::{is_held, join};
 
 use crate::http::Server;
 use crate::log::log;
@@ -54,6 +56,7 @@ pub(crate) struct Machine {
 impl Machine {
     /// Begins to listen for orders. Needs a runtime.
     pub(crate) fn start() -> io::Result<Self> {
+        still::set_up();
         let (boots, booted) = mpsc::channel(1);
         let server = Arc::default();
         let orders = orders::Orders::new(boots, Arc::clone(&server));

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Boot, archive, identity, volumes};
+use super::{Boot, archive, identity, still, volumes};
 use crate::http::Server;
 use crate::log::log;
 use crate::sys;
@@ -73,18 +73,22 @@ impl Orders {
                 identity::set_clock(now_ms);
                 identity::set_hostname(&hostname);
                 volumes::go_on();
-                match identity::set_network(&network).await {
+                let answer = match identity::set_network(&network).await {
                     Ok(()) => Answer::Done,
                     Err(e) => Answer::Failed(format!("the network cannot be set up: {e}")),
-                }
+                };
+                still::go_on();
+                answer
             }
             Order::Clock { now_ms } => {
                 identity::set_clock(now_ms);
                 volumes::go_on();
+                still::go_on();
                 Answer::Done
             }
             Order::Sync => {
                 let synced = tokio::task::spawn_blocking(|| {
+                    still::hold();
                     // SAFETY: sync takes nothing and gives nothing.
                     unsafe { libc::sync() };
                     volumes::hold();

@@ -10,9 +10,9 @@ use std::io;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
-use std::sync::{LazyLock, Mutex};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 
-use crate::sys;
+use crate::{machine, sys};
 
 /// What is to be started, checked and laid out.
 pub(super) struct Launch {
@@ -36,6 +36,8 @@ pub(super) struct Launch {
 #[repr(u8)]
 pub(super) enum Step {
     Clone = 0,
+    /// The machine is about to stand still.
+    Held,
     Session,
     Descriptors,
     Terminal,
@@ -57,6 +59,8 @@ struct Plan<'a> {
     envp: Vec<*const c_char>,
     switch_user: bool,
     oom_score: &'static CStr,
+    /// Where it joins a control group, in a machine.
+    group: Option<&'static CStr>,
     failed_step: AtomicU8,
     errno: AtomicI32,
 }
@@ -65,6 +69,11 @@ const STACK_SIZE: usize = 32 * 1024;
 
 /// The child's stack, used by one child at a time: a clone with `CLONE_VFORK` returns when the child has left it.
 static STACK: Mutex<Vec<u128>> = Mutex::new(Vec::new());
+
+/// Nothing is being started while this is held.
+pub(crate) fn no_start() -> MutexGuard<'static, Vec<u128>> {
+    STACK.lock().expect("no holder panics")
+}
 
 fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings.iter().map(|s| s.as_ptr()).chain([ptr::null()]).collect()
@@ -78,10 +87,17 @@ pub(super) fn spawn(launch: &Launch) -> Result<i32, SpawnError> {
         envp: pointers(&launch.env),
         switch_user: sys::is_root(),
         oom_score: &OOM_SCORE,
+        group: machine::join(),
         failed_step: AtomicU8::new(0),
         errno: AtomicI32::new(0),
     };
-    let mut stack = STACK.lock().expect("no holder panics");
+    let mut stack = no_start();
+    if machine::is_held() {
+        return Err(SpawnError {
+            step: Step::Held,
+            source: io::ErrorKind::WouldBlock.into(),
+        });
+    }
     stack.resize(STACK_SIZE / size_of::<u128>(), 0);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // SAFETY: all signals are blocked around the clone, so that no handler of ours runs in the child on shared
@@ -165,6 +181,8 @@ fn prepare(plan: &Plan<'_>) -> Result<(), (Step, i32)> {
     // lead into `plan`, which outlives this process's use of it; descriptors 0 to 2 are this process's own copies.
     unsafe {
         at(Step::Session, libc::syscall(libc::SYS_setsid))?;
+        // What the box has done to its groups is its own affair.
+        plan.group.map(|group| write_to(group, c"0"));
         for (i, fd) in launch.stdio.iter().enumerate() {
             at(Step::Descriptors, libc::syscall(libc::SYS_dup3, *fd, i, 0))?;
         }
@@ -174,7 +192,7 @@ fn prepare(plan: &Plan<'_>) -> Result<(), (Step, i32)> {
                 libc::syscall(libc::SYS_ioctl, 0, libc::TIOCSCTTY, 0),
             )?;
         }
-        prefer_to_die(plan.oom_score);
+        write_to(OOM_SCORE_FILE, plan.oom_score);
         for (resource, value) in &launch.limits {
             limit(*resource, *value)?;
         }
@@ -221,18 +239,14 @@ static OOM_SCORE: LazyLock<CString> = LazyLock::new(|| {
     CString::new((own + 200).min(1000).to_string()).unwrap_or_default()
 });
 
-fn prefer_to_die(score: &CStr) {
-    // SAFETY: plain system calls on a constant path, a string that lives on and a descriptor of this process.
+/// Writes to a file of the kernel's, if it takes it.
+fn write_to(file: &CStr, text: &CStr) {
+    // SAFETY: plain system calls on strings that live on and a descriptor of this process.
     unsafe {
-        let fd = libc::syscall(
-            libc::SYS_openat,
-            libc::AT_FDCWD,
-            OOM_SCORE_FILE.as_ptr(),
-            libc::O_WRONLY | libc::O_CLOEXEC,
-            0,
-        );
+        let flags = libc::O_WRONLY | libc::O_CLOEXEC;
+        let fd = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, file.as_ptr(), flags, 0);
         if fd >= 0 {
-            libc::syscall(libc::SYS_write, fd, score.as_ptr(), score.to_bytes().len());
+            libc::syscall(libc::SYS_write, fd, text.as_ptr(), text.to_bytes().len());
             libc::syscall(libc::SYS_close, fd);
         }
     }

@@ -1,0 +1,175 @@
+//! Holding the machine's processes while it stands still, so that none of them runs again before the machine knows the time and
+//! who it is: a fork would draw the random numbers of its source, and a process that woke would see an old time.
+//!
+//! All runs begin in a control group of their own. What else there is at the top of the tree, such as that of a container engine, is
+//! held too; a process that somebody moves to the root of the tree is not.
+
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::log::log;
+
+const TREE: &str = "/sys/fs/cgroup";
+const OF_RUNS: &str = "box";
+/// How long to wait until everything is held: what waits for a disk may take its time.
+const WITHIN: Duration = Duration::from_millis(500);
+/// How long a hold lasts at most, for a stop that may not come. The clock stands still with the machine.
+const AT_MOST: Duration = Duration::from_secs(15);
+
+/// Where a run joins its group, once there is one.
+static JOIN: OnceLock<CString> = OnceLock::new();
+static HELD: Mutex<Held> = Mutex::new(Held {
+    groups: Vec::new(),
+    number: 0,
+});
+
+struct Held {
+    groups: Vec<PathBuf>,
+    /// Of the hold, so that an end that comes late does not end another one.
+    number: u64,
+}
+
+fn held() -> MutexGuard<'static, Held> {
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn set_up() {
+    let group = Path::new(TREE).join(OF_RUNS);
+    match fs::create_dir(&group) {
+        Ok(()) => {
+            let join = group.join("cgroup.procs").into_os_string().into_encoded_bytes();
+            let _ = CString::new(join).map(|join| JOIN.set(join));
+        }
+        Err(e) => log!("the machine's processes cannot be held: {e}"),
+    }
+}
+
+/// The file that takes a process into the group of runs.
+pub(crate) fn join() -> Option<&'static CStr> {
+    JOIN.get().map(CString::as_c_str)
+}
+
+/// Nothing may be started now: it would be held before it has executed, and whoever starts it with it.
+pub(crate) fn is_held() -> bool {
+    !held().groups.is_empty()
+}
+
+/// Returns when no process but this one runs, or after a while.
+pub(super) fn hold() {
+    // One that is being started has to come to its end first.
+    let started = crate::run::no_start();
+    let mut held = held();
+    held.groups.retain(|group| group.exists());
+    for group in groups() {
+        if !held.groups.contains(&group) && fs::write(group.join("cgroup.freeze"), "1").is_ok() {
+            held.groups.push(group);
+        }
+    }
+    held.number += 1;
+    let (groups, number) = (held.groups.clone(), held.number);
+    drop(held);
+    drop(started);
+    let until = Instant::now() + WITHIN;
+    if let Some(group) = groups.iter().find(|group| !stands_by(group, until)) {
+        log!("not all processes of {} stand still", group.display());
+    }
+    let timer = std::thread::Builder::new().name("hold".into()).spawn(move || {
+        std::thread::sleep(AT_MOST);
+        end(Some(number));
+    });
+    if timer.is_err() {
+        go_on();
+    }
+}
+
+/// The machine goes on, and knows all it has to.
+pub(super) fn go_on() {
+    end(None);
+}
+
+fn end(of: Option<u64>) {
+    let mut held = held();
+    if of.is_some_and(|number| number != held.number) {
+        return;
+    }
+    for group in std::mem::take(&mut held.groups) {
+        if let Err(e) = fs::write(group.join("cgroup.freeze"), "0") {
+            log!("{} cannot go on: {e}", group.display());
+        }
+    }
+}
+
+/// Those at the top that nobody has frozen, without the one that this process is in.
+fn groups() -> Vec<PathBuf> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = own_group(&own).unwrap_or_default().to_owned();
+    let found = fs::read_dir(TREE).into_iter().flatten().flatten();
+    let runs_on = |group: &PathBuf| {
+        let frozen = fs::read_to_string(group.join("cgroup.freeze"));
+        frozen.is_ok_and(|frozen| frozen.trim() == "0")
+    };
+    found
+        .filter(|entry| entry.file_name() != *own)
+        .map(|entry| entry.path())
+        .filter(runs_on)
+        .collect()
+}
+
+/// The first name in the path of a process's group.
+fn own_group(text: &str) -> Option<&str> {
+    let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    path.split('/').next()
+}
+
+/// The kernel tells when a group's events change.
+fn stands_by(group: &Path, until: Instant) -> bool {
+    let all_stand = || -> io::Result<bool> {
+        let file = fs::File::open(group.join("cgroup.events"))?;
+        loop {
+            if is_frozen(&io::read_to_string(&file)?) {
+                return Ok(true);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok(left @ 1..) = libc::c_int::try_from(left.as_millis()) else {
+                return Ok(false);
+            };
+            let mut change = libc::pollfd {
+                fd: file.as_raw_fd(),
+                events: libc::POLLPRI,
+                revents: 0,
+            };
+            // SAFETY: the call reads and writes the one structure that it is given.
+            crate::sys::check(unsafe { libc::poll(&raw mut change, 1, left) })?;
+            io::Seek::rewind(&mut &file)?;
+        }
+    };
+    // A group that is gone holds nobody up.
+    all_stand().unwrap_or(true)
+}
+
+fn is_frozen(events: &str) -> bool {
+    events.lines().any(|line| line == "frozen 1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_of_a_process_is_the_first_in_its_path() {
+        assert_eq!(own_group("0::/\n"), Some(""));
+        assert_eq!(own_group("1:name=systemd:/x\n0::/machine/a\n"), Some("machine"));
+        assert_eq!(own_group(""), None);
+    }
+
+    #[test]
+    fn a_group_stands_when_the_kernel_says_so() {
+        assert!(is_frozen("populated 1\nfrozen 1\n"));
+        assert!(!is_frozen("populated 1\nfrozen 0\n"));
+    }
+}
