@@ -190,7 +190,7 @@ const REQUIREMENTS: &[Requirement] = &[
         fix: "scripts/setup-gvisor fetches a copy of its own; a system's runsc of 20240729 or newer serves as well",
         look: |data| {
             let found = crate::gvisor::find::find(data)?;
-            let (version, platform) = (found.version, crate::gvisor::find::PLATFORM);
+            let (version, platform) = (found.version, found.platform.name());
             Ok(format!(
                 "version {version}, {platform}, a program runs in {} ms",
                 found.millis

@@ -74,14 +74,15 @@ pub struct Engines {
 impl Engines {
     pub async fn open(config: &Config, pool: Pool) -> Result<Self> {
         let host = Arc::new(Host::open(config, pool).await?);
-        let (container, gvisor) = tokio::join!(
+        let (container, gvisor, vm) = tokio::join!(
             Container::open(config, Arc::clone(&host)),
             Gvisor::open(&config.data, Arc::clone(&host)),
+            Vm::open(&config.data, Arc::clone(&host)),
         );
         Ok(Self {
             container: container?,
             gvisor,
-            vm: Vm::open(Arc::clone(&host))?,
+            vm: vm?,
             host,
         })
     }
@@ -253,7 +254,7 @@ impl Engine for Engines {
     fn strongest(&self) -> Isolation {
         let by_strength = [Isolation::Vm, Isolation::Gvisor];
         let works = |isolation: &Isolation| {
-            self.can_run(*isolation).is_ok() && (*isolation != Isolation::Vm || self.vm.is_fast())
+            self.can_run(*isolation).is_ok() && (*isolation != Isolation::Vm || self.vm.is_quick())
         };
         by_strength.into_iter().find(works).unwrap_or_default()
     }

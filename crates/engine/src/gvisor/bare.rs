@@ -119,14 +119,13 @@ impl BareRunsc {
         image: &Path,
         manifest: &Manifest,
     ) -> io::Result<()> {
-        let restore = ["restore".into(), "--image-path".into(), image.to_owned()];
         let mut launcher = Launcher::start(&self.launcher, Vec::new(), None).await?;
         let launch = Spec {
             home: home.to_owned(),
             uid_base: spec.uid_base,
             volumes: Vec::new(),
             job: Job::Runsc {
-                command: command(&self.runsc, &spec.id, staged, &restore),
+                command: command(&self.runsc, &spec.id, staged, &self.runsc.restore(image)),
                 guest: self.data.join("guests").join(&manifest.guest_hash),
                 directory: staged.0.clone(),
             },

@@ -99,7 +99,7 @@ impl Gvisor {
             guest,
             guest_hash: &manifest.guest_hash,
             secret: secret.map_err(|e| EngineError::BadImage(format!("its secret cannot be read: {e}")))?,
-            subcommand: vec!["restore".into(), "--image-path".into(), image.to_owned()],
+            subcommand: self.runsc()?.restore(image),
             boots: false,
             within,
         };

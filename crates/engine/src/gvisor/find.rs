@@ -4,18 +4,44 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use crate::host::trial::{kvm_is_there, run_within};
 
 /// Where `scripts/setup-gvisor` puts a private copy.
 const PRIVATE_COPY: &str = "/usr/local/lib/dorm/gvisor/runsc";
 /// Earlier ones lack what dorm needs: port forwarding, and images that can be restored.
 const OLDEST: u32 = 20_240_729;
-pub(crate) const PLATFORM: &str = "systrap";
 /// Where a sandbox that breaks off leaves its last words, in the run directory.
 pub(super) const PANIC: &str = "panic";
 const PATIENCE: Duration = Duration::from_secs(30);
+/// A device that opens proves nothing: where KVM is of no use to gVisor, the test hangs.
+const KVM_PATIENCE: Duration = Duration::from_secs(3);
+
+/// What runs the instructions of a box, and catches its system calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Platform {
+    /// The processor's support for virtual machines.
+    Kvm,
+    /// Signals of the host's kernel: it works everywhere.
+    Systrap,
+}
+
+impl Platform {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Systrap => "systrap",
+        }
+    }
+
+    fn option(self) -> String {
+        format!("--platform={}", self.name())
+    }
+}
 
 /// A runsc that has been seen to run a program.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -23,6 +49,9 @@ pub(crate) struct Runsc {
     pub(crate) program: PathBuf,
     pub(crate) version: String,
     kernel: String,
+    pub(crate) platform: Platform,
+    /// Whether a box may run before all of its memory image is read.
+    pub(super) reads_in_background: bool,
     /// How long the test took, from the start of runsc to its end.
     pub(crate) millis: u64,
 }
@@ -49,9 +78,17 @@ impl Runsc {
         command.push(with("--root=", state));
         command.push(with("--log=", &state.join("log")));
         command.push(with("--panic-log=", &state.join(PANIC)));
-        command.push(format!("--platform={PLATFORM}").into());
+        command.push(self.platform.option().into());
         command.extend(options.map(PathBuf::from));
         command
+    }
+
+    /// The subcommand that brings back what is in `image`, all of which is known to be as it was written.
+    pub(super) fn restore(&self, image: &Path) -> Vec<PathBuf> {
+        let background = self.reads_in_background.then(|| PathBuf::from("--background"));
+        let mut restore = vec!["restore".into(), "--image-path".into(), image.to_owned()];
+        restore.extend(background);
+        restore
     }
 }
 
@@ -64,6 +101,7 @@ pub(crate) fn find(data: &Path) -> Result<Runsc, String> {
         .and_then(|text| serde_json::from_slice::<Runsc>(&text).ok());
     if let Some(found) = tried_before
         && found.kernel == kernel
+        && (found.platform == Platform::Systrap || kvm_is_there())
         && version(&found.program).is_ok_and(|version| version == found.version)
     {
         return Ok(found);
@@ -76,11 +114,13 @@ pub(crate) fn find(data: &Path) -> Result<Runsc, String> {
     let mut refusals = Vec::new();
     for program in candidates {
         let tested = version(&program).and_then(|version| {
-            let millis = self_test(&program)?;
+            let (platform, millis) = fastest_platform(&program)?;
             Ok(Runsc {
+                reads_in_background: knows_option(&program, "restore", "background"),
                 program: program.clone(),
                 version,
                 kernel: kernel.clone(),
+                platform,
                 millis,
             })
         });
@@ -97,6 +137,34 @@ pub(crate) fn find(data: &Path) -> Result<Runsc, String> {
         true => Err("runsc is not installed".to_owned()),
         false => Err(refusals.join("; ")),
     }
+}
+
+/// What of it works here, and how many milliseconds a program took to run.
+fn fastest_platform(program: &Path) -> io::Result<(Platform, u64)> {
+    if kvm_is_there() {
+        match self_test(program, Platform::Kvm, KVM_PATIENCE) {
+            Ok(millis) => return Ok((Platform::Kvm, millis)),
+            Err(error) => tracing::debug!(%error, "gVisor does not run by KVM here"),
+        }
+    }
+    self_test(program, Platform::Systrap, PATIENCE).map(|millis| (Platform::Systrap, millis))
+}
+
+/// Whether a subcommand's help speaks of an option.
+fn knows_option(program: &Path, subcommand: &str, option: &str) -> bool {
+    let mut help = Command::new(program);
+    help.args([subcommand, "--help"]).stdin(Stdio::null());
+    help.output().is_ok_and(|said| {
+        let texts = [said.stdout, said.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        texts.iter().any(|text| speaks_of(text, option))
+    })
+}
+
+fn speaks_of(help: &str, option: &str) -> bool {
+    let words = help.lines().filter_map(|line| line.split_whitespace().next());
+    words
+        .into_iter()
+        .any(|word| word.trim_start_matches('-') == option && word.starts_with('-'))
 }
 
 fn version(program: &Path) -> io::Result<String> {
@@ -125,13 +193,13 @@ fn day(version: &str) -> Option<u32> {
 }
 
 /// Runs a program of this machine in a sandbox without a network. Returns how many milliseconds that took.
-fn self_test(program: &Path) -> io::Result<u64> {
+fn self_test(program: &Path, platform: Platform, patience: Duration) -> io::Result<u64> {
     let state = tempfile::Builder::new().prefix("dorm-gvisor-test").tempdir()?;
-    let began = Instant::now();
-    let child = Command::new(program)
+    let mut runsc = Command::new(program);
+    runsc
         .arg("--root")
         .arg(state.path())
-        .arg(format!("--platform={PLATFORM}"))
+        .arg(platform.option())
         .args([
             "--ignore-cgroups",
             "--network=none",
@@ -139,25 +207,8 @@ fn self_test(program: &Path) -> io::Result<u64> {
             "--quiet",
             "/bin/echo",
             "works",
-        ])
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let pid = rustix::process::Pid::from_raw(child.id().cast_signed());
-    let (done, ended) = std::sync::mpsc::channel::<()>();
-    let watchdog = std::thread::spawn(move || {
-        let late = ended.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
-        if let Some(pid) = pid.filter(|_| late) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        }
-    });
-    let output = child.wait_with_output();
-    let took = began.elapsed();
-    drop(done);
-    let _ = watchdog.join();
-    let output = output?;
+        ]);
+    let (output, took) = run_within(&mut runsc, patience)?;
     if output.status.success() && output.stdout == b"works\n" {
         return Ok(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
     }
@@ -171,7 +222,15 @@ fn self_test(program: &Path) -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::day;
+    use super::{day, speaks_of};
+
+    #[test]
+    fn an_option_is_known_where_the_help_lists_it() {
+        let help = "restore [flags] <id>\n  -bundle string\n    \tnot in the background\n  -detach\n";
+        assert!(speaks_of(help, "detach") && speaks_of(help, "bundle"));
+        assert!(!speaks_of(help, "background") && !speaks_of(help, "restore"));
+        assert!(speaks_of("  --background\n    \tload later", "background"));
+    }
 
     #[test]
     fn the_day_of_a_version_is_found_however_it_is_written() {

@@ -26,6 +26,7 @@ mod freeze;
 pub(crate) mod image;
 mod occupy;
 mod stop;
+pub(crate) mod trial;
 
 /// Where directories of boxes are made, in one for each daemon.
 const RUN: &str = "/run";

@@ -19,6 +19,7 @@ use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
 use super::{Failure, Never, Step, bind, daemon, rootfs};
+use crate::host::trial::KVM;
 
 /// Of the host's, as far as it has them: libraries, and the firmware of machines.
 const SHARED: [&str; 6] = [
@@ -41,8 +42,6 @@ pub(crate) const MEMORY: &str = "/memory";
 pub(crate) const KERNEL: &str = "/kernel";
 pub(crate) const INITRD: &str = "/initrd";
 pub(crate) const MODULES: &str = "/modules";
-/// The device of the processor's own means, on the host and for the process.
-pub(crate) const KVM: &str = "/dev/kvm";
 /// The descriptor of the machine's network interface.
 pub(crate) const TAP_FD: i32 = 3;
 

@@ -36,7 +36,7 @@ impl BareQemu {
     pub fn open(data: &Path) -> Result<Self, String> {
         Ok(Self {
             data: data.to_owned(),
-            qemu: Qemu::find()?,
+            qemu: Qemu::find(data)?,
         })
     }
 

@@ -3,7 +3,7 @@
 use dorm_proto::vm::WITH_MODULES;
 use serde::{Deserialize, Serialize};
 
-use super::qemu::Accelerator;
+use super::accelerator::Accelerator;
 use crate::launch::machine::{DISK, INITRD, KERNEL, MEMORY, MODULES, TAP_FD};
 
 /// Abstract sockets in the network namespace of a machine's process, where nobody else is.
@@ -29,16 +29,6 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    /// The processor that the machine sees: named feature by feature, as neither the host's nor the version of QEMU
-    /// may decide it if a state is to move. It is what distributions call x86-64-v2, and more for cryptography.
-    fn processor(&self) -> &'static str {
-        match self.accelerator {
-            // The same, and refused on a processor that has less.
-            Accelerator::Kvm => "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+aes,+pclmulqdq,+rdrand,enforce",
-            Accelerator::Tcg => "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+aes,+pclmulqdq,+rdrand",
-        }
-    }
-
     /// With `waiting`, the machine waits for a state to be loaded.
     pub(crate) fn arguments(&self, waiting: bool) -> Vec<String> {
         let accelerator = match self.accelerator {
@@ -73,7 +63,7 @@ impl Hardware {
             ),
         );
         add("accel", accelerator.to_owned());
-        add("cpu", self.processor().to_owned());
+        add("cpu", self.accelerator.processor().to_owned());
         add("smp", self.processors.to_string());
         add("m", format!("{megabytes}M"));
         add(

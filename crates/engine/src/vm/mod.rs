@@ -11,7 +11,7 @@
 //! instant, and a memory image is the state of the devices alone: saving copies no memory, and waking reads none.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
@@ -20,11 +20,12 @@ use tokio::net::UnixStream;
 
 use self::link::Link;
 use self::monitor::Monitor;
-use self::qemu::{Accelerator, Qemu};
+use self::qemu::Qemu;
 use crate::engines::Kind;
 use crate::host::{Host, LiveBox};
 use crate::{BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result};
 
+mod accelerator;
 pub(crate) mod bare;
 mod checkpoint;
 mod command;
@@ -42,6 +43,7 @@ mod volumes;
 #[derive(Debug)]
 pub(crate) struct Vm {
     host: Arc<Host>,
+    data: PathBuf,
     /// Looked for whenever it is needed, until it is found.
     qemu: OnceLock<Qemu>,
     /// Of QEMU's system calls.
@@ -68,11 +70,18 @@ impl Talk {
 }
 
 impl Vm {
-    pub(crate) fn open(host: Arc<Host>) -> Result<Self> {
+    pub(crate) async fn open(data: &Path, host: Arc<Host>) -> Result<Self> {
         let filter = SystemCallFilter::compile().map_err(EngineError::io("cannot prepare machines"))?;
+        let qemu = OnceLock::new();
+        let at = data.to_owned();
+        // It may have to be tried, which takes its time.
+        if let Ok(Ok(found)) = tokio::task::spawn_blocking(move || Qemu::find(&at)).await {
+            qemu.get_or_init(|| found);
+        }
         Ok(Self {
             host,
-            qemu: OnceLock::new(),
+            data: data.to_owned(),
+            qemu,
             filter: filter.to_bytes(),
             talks: Mutex::default(),
             files: volumes::Servers::new()?,
@@ -83,7 +92,7 @@ impl Vm {
         if let Some(qemu) = self.qemu.get() {
             return Ok(qemu);
         }
-        let found = Qemu::find()?;
+        let found = Qemu::find(&self.data)?;
         Ok(self.qemu.get_or_init(|| found))
     }
 
@@ -103,12 +112,9 @@ impl Vm {
         talk
     }
 
-    /// Whether machines are as quick as an agent's owner would expect who has not asked for one.
-    pub(crate) fn is_fast(&self) -> bool {
-        self.qemu().is_ok_and(|qemu| match qemu.accelerator {
-            Accelerator::Kvm => true,
-            Accelerator::Tcg => false,
-        })
+    /// See [`Qemu::is_quick`].
+    pub(crate) fn is_quick(&self) -> bool {
+        self.qemu().is_ok_and(Qemu::is_quick)
     }
 
     async fn monitor(&self, live: &LiveBox) -> Result<Monitor> {
@@ -186,7 +192,7 @@ impl Kind for Vm {
 
 /// What this host has for machines, or what is missing, in words.
 pub(crate) fn look(data: &Path) -> Result<String, String> {
-    let found = Qemu::find()?.describe();
+    let found = Qemu::find(data)?.describe();
     Ok(match start::last_boot(data) {
         Some(took) => format!("{found}; the last start took {:.1} s", took.as_secs_f64()),
         None => found,

@@ -4,28 +4,17 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use dorm_proto::vm::{INIT, LATER_MODULES, MODULES};
-use serde::{Deserialize, Serialize};
-
+use super::accelerator::{Accelerator, QUICK, Versions, kvm_boot};
 use super::cpio::Archive;
 use crate::guest_binary::GuestBinary;
-use crate::launch::machine::KVM;
+use dorm_proto::vm::{INIT, LATER_MODULES, MODULES};
 
 /// What `scripts/setup-vm` fetched.
 const KERNELS: &str = "/usr/local/lib/dorm/vm";
 const PROGRAM: &str = "qemu-system-x86_64";
 const FIX: &str = "scripts/setup-vm installs it";
-
-/// What a machine's instructions are run by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Accelerator {
-    /// The processor itself.
-    Kvm,
-    /// QEMU's translator: it works wherever QEMU does, and is many times slower than the processor itself.
-    Tcg,
-}
 
 #[derive(Debug, Clone)]
 pub(crate) struct Qemu {
@@ -33,7 +22,8 @@ pub(crate) struct Qemu {
     pub(crate) version: String,
     /// QEMU's newest machine of the kind, with its version: what is made of it now, later ones can load.
     pub(crate) machine: String,
-    pub(crate) accelerator: Accelerator,
+    /// How long the processor itself takes to boot the kernel, where it does.
+    kvm_boot: Option<Duration>,
     pub(crate) kernel: PathBuf,
     pub(crate) kernel_version: String,
     /// A disk with all the modules of the kernel, where the set-up made one.
@@ -42,7 +32,7 @@ pub(crate) struct Qemu {
 
 impl Qemu {
     /// The error says what is missing, in words.
-    pub(crate) fn find() -> Result<Self, String> {
+    pub(crate) fn find(data: &Path) -> Result<Self, String> {
         let folders = std::env::var_os("PATH").unwrap_or_default();
         let program = std::env::split_paths(&folders)
             .chain([PathBuf::from("/usr/bin")])
@@ -55,29 +45,48 @@ impl Qemu {
         }
         let version = say(&program, "--version")?;
         let machines = say(&program, "-machine=help")?;
+        let version = version_in(&version).unwrap_or_else(|| "of an unknown version".to_owned());
         let kernel_version = fs::read_to_string(Path::new(KERNELS).join("version")).unwrap_or_default();
+        let kernel_version = kernel_version
+            .trim()
+            .trim_start_matches("linux-image-")
+            .to_owned();
+        let versions = Versions {
+            host: rustix::system::uname().release().to_string_lossy().into_owned(),
+            qemu: version.clone(),
+            kernel: kernel_version.clone(),
+        };
         Ok(Self {
-            version: version_in(&version).unwrap_or_else(|| "of an unknown version".to_owned()),
+            version,
             machine: newest_machine(&machines).ok_or("QEMU has no machine q35")?,
-            accelerator: accelerator(
-                &fs::read_to_string(Path::new(KERNELS).join("accelerator")).unwrap_or_default(),
-                || fs::File::options().read(true).write(true).open(KVM).is_ok(),
-            ),
+            kvm_boot: kvm_boot(data, versions, &program, &kernel),
             modules: Some(Path::new(KERNELS).join("modules")).filter(|disk| disk.is_file()),
             kernel,
-            kernel_version: kernel_version
-                .trim()
-                .trim_start_matches("linux-image-")
-                .to_owned(),
+            kernel_version,
             program,
         })
     }
 
+    pub(crate) fn accelerator(&self) -> Accelerator {
+        match self.kvm_boot {
+            Some(_) => Accelerator::Kvm,
+            None => Accelerator::Tcg,
+        }
+    }
+
+    /// Whether machines are as quick as an agent's owner would expect who has not asked for one.
+    pub(crate) fn is_quick(&self) -> bool {
+        self.kvm_boot.is_some_and(|took| took <= QUICK)
+    }
+
     /// What there is, in words.
     pub(crate) fn describe(&self) -> String {
-        let by = match self.accelerator {
-            Accelerator::Kvm => "hardware acceleration (kvm)",
-            Accelerator::Tcg => "emulation (tcg): slow",
+        let by = match self.kvm_boot {
+            Some(took) => format!(
+                "hardware acceleration (kvm), which boots a kernel in {} ms",
+                took.as_millis()
+            ),
+            None => "emulation (tcg): slow".to_owned(),
         };
         format!(
             "QEMU {}, {}, kernel {}; {by}",
@@ -120,14 +129,6 @@ impl Qemu {
     }
 }
 
-/// What machines are run by: the processor, if the set-up has seen a kernel boot on it and the device can still be opened.
-fn accelerator(seen: &str, opens: impl Fn() -> bool) -> Accelerator {
-    match seen.trim() == "kvm" && opens() {
-        true => Accelerator::Kvm,
-        false => Accelerator::Tcg,
-    }
-}
-
 fn say(program: &Path, argument: &str) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(argument.split('=')).stdin(Stdio::null());
@@ -163,16 +164,6 @@ mod tests {
             pc-q35-7.1           Standard PC (Q35 + ICH9, 2009)\n";
         assert_eq!(newest_machine(listed).as_deref(), Some("pc-q35-7.2"));
         assert_eq!(newest_machine("none             empty machine\n"), None);
-    }
-
-    #[test]
-    fn the_processor_is_used_only_where_a_kernel_was_seen_to_boot_on_it() {
-        assert_eq!(accelerator("kvm\n", || true), Accelerator::Kvm);
-        assert_eq!(accelerator("kvm\n", || false), Accelerator::Tcg);
-        for seen in ["", "tcg\n", "kvm?"] {
-            let asked = || -> bool { panic!("there is nothing to open it for") };
-            assert_eq!(accelerator(seen, asked), Accelerator::Tcg);
-        }
     }
 
     #[test]

@@ -9,8 +9,9 @@ use dorm_sys::cgroup::{Group, GroupLimits};
 use rustix::process::Signal;
 
 use super::Vm;
+use super::accelerator::Accelerator;
 use super::command::Hardware;
-use super::qemu::{Accelerator, Qemu};
+use super::qemu::Qemu;
 use super::reach::{now_ms, too_late};
 use crate::host::{LiveBox, ended, failed, netns_of, random_hex, record_of};
 use crate::launch::machine::{MEMORY, Machine};
@@ -36,7 +37,7 @@ impl Vm {
         let qemu = self.usable_qemu()?;
         let hardware = Hardware {
             machine: qemu.machine.clone(),
-            accelerator: qemu.accelerator,
+            accelerator: qemu.accelerator(),
             processors: spec.limits.cpu_millis.div_ceil(1000).max(1),
             memory: spec.limits.memory.max(LEAST_MEMORY) >> 20 << 20,
             modules: qemu.modules.is_some(),
@@ -96,7 +97,7 @@ impl Vm {
             _ if hardware.modules && qemu.modules.is_none() => {
                 Some("the disk with the modules of the kernel is gone; scripts/setup-vm makes it")
             }
-            Accelerator::Kvm if qemu.accelerator != Accelerator::Kvm => {
+            Accelerator::Kvm if qemu.accelerator() != Accelerator::Kvm => {
                 Some("it was saved on a host with KVM, which does not work here")
             }
             Accelerator::Kvm | Accelerator::Tcg => None,
