@@ -182,7 +182,9 @@ fn prepare(plan: &Plan<'_>) -> Result<(), (Step, i32)> {
     unsafe {
         at(Step::Session, libc::syscall(libc::SYS_setsid))?;
         // What the box has done to its groups is its own affair.
-        plan.group.map(|group| write_to(group, c"0"));
+        if let Some(group) = plan.group {
+            write_to(group, c"0");
+        }
         for (i, fd) in launch.stdio.iter().enumerate() {
             at(Step::Descriptors, libc::syscall(libc::SYS_dup3, *fd, i, 0))?;
         }
