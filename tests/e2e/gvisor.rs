@@ -26,6 +26,9 @@ fn a_box_behind_gvisor_has_another_kernel_and_is_what_auto_means() -> Result<()>
     let server = Server::shared()?;
     let agent = behind_gvisor(&server, "sentry")?;
     ensure!(agent.show()?["isolation"] == "gvisor", "{}", agent.show()?);
+    let shown = server.dorm(&["show", &agent.name])?.text()?;
+    let says = ["gVisor, runsc ", "checkpoints by gVisor", "btrfs"].iter().all(|words| shown.contains(words));
+    ensure!(says && (shown.contains("systrap") || shown.contains("kvm")), "{shown}");
     let host = rustix::system::uname();
     ensure!(agent.sh_text("uname -r")?.trim() != host.release().to_string_lossy(), "it has the host's kernel");
     ensure!(agent.root_text("dmesg")?.contains("gVisor"));

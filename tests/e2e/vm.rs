@@ -100,6 +100,9 @@ fn a_machine_has_a_kernel_of_its_own_and_what_containers_deny() -> Result<()> {
     let own = agent.sh_text("uname -v")?;
     ensure!(own.trim() != host.version().to_string_lossy(), "it has the host's kernel");
     ensure!(agent.show()?["isolation"] == "vm", "{}", agent.show()?);
+    let shown = server.dorm(&["show", &agent.name])?.text()?;
+    let says = ["QEMU ", "a disk in its home", "a file beside the disk"].iter().all(|words| shown.contains(words));
+    ensure!(says && (shown.contains("emulation (tcg): slow") || shown.contains("(kvm)")), "{shown}");
 
     agent.until("modules are loaded", "test -e /dev/loop-control -a -e /dev/fuse -a -e /dev/net/tun")?;
     let mounted = agent.root_text(

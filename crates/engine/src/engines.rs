@@ -16,7 +16,7 @@ use crate::host::{Config, Host, LiveBox};
 use crate::network;
 use crate::vm::Vm;
 use crate::{
-    BoxExit, BoxRecord, BoxSpec, BoxStats, Dumped, Engine, EngineError, GuestStream, Id, Isolation,
+    About, BoxExit, BoxRecord, BoxSpec, BoxStats, Dumped, Engine, EngineError, GuestStream, Id, Isolation,
     Listening, MemoryImage, Result,
 };
 
@@ -58,6 +58,8 @@ pub(crate) trait Kind: std::fmt::Debug + Send + Sync {
 
     fn can_checkpoint(&self) -> Result<(), String>;
 
+    fn about(&self) -> About;
+
     /// Ends what is kept ready for boxes to come. Boxes are left as they are.
     async fn close(&self) {}
 }
@@ -90,9 +92,7 @@ impl Engines {
     /// Takes back what was set up on this machine, unless boxes still run.
     pub async fn close(&self) {
         for isolation in Isolation::ALL {
-            if let Ok(kind) = self.kind(isolation) {
-                kind.close().await;
-            }
+            self.kind(isolation).close().await;
         }
         self.host.close().await;
     }
@@ -102,28 +102,25 @@ impl Engines {
         self.host.network.range()
     }
 
-    /// The error says why there is none, in words.
-    fn kind(&self, isolation: Isolation) -> Result<&dyn Kind, String> {
+    fn kind(&self, isolation: Isolation) -> &dyn Kind {
         match isolation {
-            Isolation::Container => Ok(&self.container),
-            Isolation::Vm => Ok(&self.vm),
-            Isolation::Gvisor => Ok(&self.gvisor),
+            Isolation::Container => &self.container,
+            Isolation::Vm => &self.vm,
+            Isolation::Gvisor => &self.gvisor,
         }
     }
 
     /// The engine of boxes to be.
     fn engine(&self, isolation: Isolation) -> Result<&dyn Kind> {
-        let kind = self
-            .kind(isolation)
-            .and_then(|kind| kind.can_run().map(|()| kind));
-        kind.map_err(|reason| EngineError::NoEngine { isolation, reason })
+        let kind = self.kind(isolation);
+        let can_run = kind.can_run();
+        can_run.map_err(|reason| EngineError::NoEngine { isolation, reason })?;
+        Ok(kind)
     }
 
     fn live(&self, id: &Id) -> Result<(Arc<LiveBox>, &dyn Kind)> {
         let live = self.host.live(id)?;
-        let isolation = live.isolation;
-        let kind = self.kind(isolation);
-        let kind = kind.map_err(|reason| EngineError::NoEngine { isolation, reason })?;
+        let kind = self.kind(live.isolation);
         Ok((live, kind))
     }
 }
@@ -248,7 +245,7 @@ impl Engine for Engines {
     }
 
     fn can_run(&self, isolation: Isolation) -> Result<(), String> {
-        self.kind(isolation)?.can_run()
+        self.kind(isolation).can_run()
     }
 
     fn strongest(&self) -> Isolation {
@@ -259,8 +256,12 @@ impl Engine for Engines {
         by_strength.into_iter().find(works).unwrap_or_default()
     }
 
+    fn about(&self, isolation: Isolation) -> About {
+        self.kind(isolation).about()
+    }
+
     fn can_checkpoint(&self, isolation: Isolation) -> Result<(), String> {
-        self.kind(isolation)?.can_checkpoint()
+        self.kind(isolation).can_checkpoint()
     }
 
     async fn present(&self) -> Result<Vec<Id>> {

@@ -13,7 +13,7 @@ use tokio::io::DuplexStream;
 use tokio::sync::watch;
 
 use crate::{
-    BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, Isolation, Listening,
+    About, BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, Isolation, Listening,
     MemoryImage, Result,
 };
 
@@ -447,6 +447,16 @@ impl Engine for FakeEngine {
 
     fn strongest(&self) -> Isolation {
         Isolation::Gvisor
+    }
+
+    fn about(&self, isolation: Isolation) -> About {
+        About {
+            engine: format!("a fake {isolation}"),
+            accelerator: "none".to_owned(),
+            slow: isolation == Isolation::Vm,
+            files_by: "a fake home".to_owned(),
+            memory_by: "a fake image".to_owned(),
+        }
     }
 
     fn can_checkpoint(&self, _: Isolation) -> std::result::Result<(), String> {

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use dorm_proto::boot::{BootConfig, Command};
 
+mod about;
 mod container;
 pub mod criu;
 pub mod doctor;
@@ -36,6 +37,7 @@ pub mod reserve;
 mod vm;
 mod volumes;
 
+pub use about::About;
 pub use gvisor::bare::BareRunsc;
 pub use vm::bare::BareQemu;
 
@@ -427,6 +429,9 @@ pub trait Engine: Send + Sync + 'static {
 
     /// The strongest isolation that has been seen to work here without being slow.
     fn strongest(&self) -> Isolation;
+
+    /// What boxes of this kind are run and kept by.
+    fn about(&self, isolation: Isolation) -> About;
 
     /// `Ok` where memory images can be made of boxes of this kind and brought back, otherwise the reason why not, in words.
     /// An image that could not be brought back for that reason is as good as before.

@@ -114,5 +114,12 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
     output::line(format!(
         "{} is {} ({seconds:.2} s, template {}, id {})",
         agent.name, agent.state, agent.template, agent.id
-    ))
+    ))?;
+    if let Some(on) = agent.runs_on.filter(|on| on.slow) {
+        eprintln!(
+            "note: it runs by {}; `dorm doctor` says what works here",
+            on.accelerator
+        );
+    }
+    Ok(())
 }

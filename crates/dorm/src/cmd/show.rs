@@ -34,13 +34,23 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         ),
         ("template", agent.template),
         ("isolation", agent.isolation.to_string()),
+    ];
+    if let Some(on) = agent.runs_on {
+        fields.extend([
+            ("engine", on.engine),
+            ("run by", on.accelerator),
+            ("files kept by", on.files),
+            ("memory kept by", on.memory),
+        ]);
+    }
+    fields.extend([
         ("lifetime", lifetime.to_owned()),
         ("created", time(agent.created)),
         ("cpus", agent.cpus.to_string()),
         ("memory", Size(agent.memory).to_string()),
         ("disk", Size(agent.disk).to_string()),
         ("pids", agent.pids.to_string()),
-    ];
+    ]);
     if agent.network != Network::default() {
         fields.extend(super::net::fields(&agent.network));
     }

@@ -13,7 +13,7 @@ use crate::criu::Criu;
 use crate::engines::Kind;
 use crate::host::{self, Host, LiveBox};
 use crate::network;
-use crate::{BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Listening, Result};
+use crate::{About, BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Listening, Result, about};
 
 mod checkpoint;
 mod patience;
@@ -154,5 +154,19 @@ impl Kind for Container {
 
     fn can_checkpoint(&self) -> Result<(), String> {
         self.usable_criu().map(|_| ())
+    }
+
+    fn about(&self) -> About {
+        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        About {
+            engine: format!("Linux {kernel}, the host's own"),
+            accelerator: about::PROCESSOR.to_owned(),
+            slow: false,
+            files_by: about::HOME.to_owned(),
+            memory_by: match self.usable_criu() {
+                Ok(criu) => format!("images by CRIU {}", criu.version),
+                Err(reason) => format!("nothing: {reason}"),
+            },
+        }
     }
 }

@@ -18,7 +18,7 @@ use self::control::Control;
 use self::find::Runsc;
 use crate::engines::Kind;
 use crate::host::{Host, LiveBox};
-use crate::{BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result};
+use crate::{About, BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result, about};
 
 pub(crate) mod bare;
 mod bundle;
@@ -135,5 +135,23 @@ impl Kind for Gvisor {
 
     fn can_checkpoint(&self) -> Result<(), String> {
         self.can_run()
+    }
+
+    fn about(&self) -> About {
+        let (engine, accelerator, memory_by) = match &self.runsc {
+            Ok(runsc) => (
+                format!("gVisor, runsc {}", runsc.version),
+                runsc.platform.name(),
+                "checkpoints by gVisor itself".to_owned(),
+            ),
+            Err(reason) => (format!("none: {reason}"), "none", format!("nothing: {reason}")),
+        };
+        About {
+            engine,
+            accelerator: accelerator.to_owned(),
+            slow: false,
+            files_by: about::HOME.to_owned(),
+            memory_by,
+        }
     }
 }

@@ -28,6 +28,14 @@ pub(crate) enum Accelerator {
 }
 
 impl Accelerator {
+    /// In words.
+    pub(crate) fn describe(self) -> &'static str {
+        match self {
+            Self::Kvm => "hardware acceleration (kvm)",
+            Self::Tcg => "emulation (tcg): slow",
+        }
+    }
+
     /// The processor that a machine sees: named feature by feature, as neither the host's nor the version of QEMU
     /// may decide it if a state is to move. It is what distributions call x86-64-v2, and more for cryptography.
     pub(super) fn processor(self) -> &'static str {

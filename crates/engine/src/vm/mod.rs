@@ -18,12 +18,13 @@ use async_trait::async_trait;
 use dorm_sys::confine::SystemCallFilter;
 use tokio::net::UnixStream;
 
+use self::accelerator::Accelerator;
 use self::link::Link;
 use self::monitor::Monitor;
 use self::qemu::Qemu;
 use crate::engines::Kind;
 use crate::host::{Host, LiveBox};
-use crate::{BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result};
+use crate::{About, BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result, about};
 
 mod accelerator;
 pub(crate) mod bare;
@@ -187,6 +188,20 @@ impl Kind for Vm {
 
     fn can_checkpoint(&self) -> Result<(), String> {
         self.can_run()
+    }
+
+    fn about(&self) -> About {
+        let (engine, accelerator) = match self.qemu() {
+            Ok(qemu) => (qemu.name(), Some(qemu.accelerator())),
+            Err(reason) => (format!("none: {reason}"), None),
+        };
+        About {
+            engine,
+            accelerator: accelerator.map_or("none", Accelerator::describe).to_owned(),
+            slow: accelerator == Some(Accelerator::Tcg),
+            files_by: format!("a disk in {}", about::HOME),
+            memory_by: "a file beside the disk, and the state of the devices by QEMU".to_owned(),
+        }
     }
 }
 

@@ -79,19 +79,24 @@ impl Qemu {
         self.kvm_boot.is_some_and(|took| took <= QUICK)
     }
 
-    /// What there is, in words.
-    pub(crate) fn describe(&self) -> String {
-        let by = match self.kvm_boot {
-            Some(took) => format!(
-                "hardware acceleration (kvm), which boots a kernel in {} ms",
-                took.as_millis()
-            ),
-            None => "emulation (tcg): slow".to_owned(),
-        };
+    pub(crate) fn name(&self) -> String {
         format!(
-            "QEMU {}, {}, kernel {}; {by}",
+            "QEMU {}, {}, kernel {}",
             self.version, self.machine, self.kernel_version
         )
+    }
+
+    /// What there is, in words.
+    pub(crate) fn describe(&self) -> String {
+        let by = self.accelerator().describe();
+        match self.kvm_boot {
+            Some(took) => format!(
+                "{}; {by}, which boots a kernel in {} ms",
+                self.name(),
+                took.as_millis()
+            ),
+            None => format!("{}; {by}", self.name()),
+        }
     }
 
     /// The initial file system with `guest`, in the folder of guests. Made if it is not there.

@@ -85,7 +85,7 @@ async fn create(
         sandbox: None,
     };
     let agent = state.registry.create(creation).await?;
-    Ok((StatusCode::CREATED, Json(on_wire(&state, &agent))))
+    Ok((StatusCode::CREATED, Json(in_full(&state, &agent))))
 }
 
 /// List agents, by name
@@ -136,7 +136,7 @@ async fn show(
     Path(agent): Path<String>,
 ) -> ApiResult<Json<Agent>> {
     let agent = state.registry.get(&workspace, &agent)?;
-    Ok(Json(on_wire(&state, &agent)))
+    Ok(Json(in_full(&state, &agent)))
 }
 
 /// Change an agent
@@ -161,7 +161,7 @@ async fn change(
     if let Some(isolation) = change.isolation {
         agent.set_isolation(isolation.settle(&*state.engine)?).await?;
     }
-    Ok(Json(on_wire(&state, &agent)))
+    Ok(Json(in_full(&state, &agent)))
 }
 
 /// Delete an agent, its box and its home
@@ -262,6 +262,21 @@ async fn stats(
     }))
 }
 
+/// All there is to say of it.
+fn in_full(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent {
+    let about = state.engine.about(agent.isolation());
+    Agent {
+        runs_on: Some(types::RunsOn {
+            engine: about.engine,
+            accelerator: about.accelerator,
+            slow: about.slow,
+            files: about.files_by,
+            memory: about.memory_by,
+        }),
+        ..on_wire(state, agent)
+    }
+}
+
 pub(super) fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent {
     let (profile, published) = (&agent.profile, agent.published());
     let limits = &profile.spec.limits;
@@ -276,6 +291,7 @@ pub(super) fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent 
             Lifetime::Ephemeral => types::Lifetime::Ephemeral,
         },
         isolation: agent.isolation(),
+        runs_on: None,
         state: published.status.state.as_str().to_owned(),
         reason: published.status.reason,
         since: published.status.since,

@@ -163,6 +163,9 @@ pub struct Agent {
     #[serde(default)]
     #[schema(value_type = String)]
     pub isolation: Isolation,
+    /// What it is run and kept by here. Not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runs_on: Option<RunsOn>,
     /// `stopped`, `starting`, `running`, `freezing`, `standby`, `hibernating`, `hibernated`, `waking`, `stopping`,
     /// `failed` or `deleting`.
     pub state: String,
@@ -202,6 +205,20 @@ pub struct Agent {
     /// Bytes of disk that it holds. Only where usage was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_used: Option<u64>,
+}
+
+/// What an agent with its isolation is run and kept by on this machine.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct RunsOn {
+    /// With its version.
+    pub engine: String,
+    pub accelerator: String,
+    /// Whether that is emulation, which takes many times as long as the processor would.
+    pub slow: bool,
+    /// What keeps its files, at every stop.
+    pub files: String,
+    /// What keeps its memory and processes, when it sleeps.
+    pub memory: String,
 }
 
 /// Why an agent is as it is, and what will become of it.

@@ -54,6 +54,7 @@ async fn an_agent_has_the_isolation_that_was_asked_for_or_is_refused_with_the_re
         let name = format!("demo-{}", asked.as_str().unwrap_or("none"));
         let agent = server.create(json!({"name": name, "isolation": asked})).await;
         assert_eq!(agent["isolation"], given);
+        assert_eq!(agent["runs_on"]["engine"], format!("a fake {given}"));
     }
     let refused = server
         .post("/v1/agents", json!({"name": "virtual", "isolation": "vm"}))
