@@ -87,6 +87,7 @@ impl Orders {
                 Answer::Done
             }
             Order::Sync => {
+                still::begin();
                 let synced = tokio::task::spawn_blocking(|| {
                     still::hold();
                     // SAFETY: sync takes nothing and gives nothing.

@@ -9,8 +9,10 @@ use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
 
 use crate::log::log;
 
@@ -23,6 +25,8 @@ const AT_MOST: Duration = Duration::from_secs(15);
 
 /// Where a run joins its group, once there is one.
 static JOIN: OnceLock<CString> = OnceLock::new();
+/// Whether processes are held, or about to be.
+static STANDS: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
 static HELD: Mutex<Held> = Mutex::new(Held {
     groups: Vec::new(),
     number: 0,
@@ -54,15 +58,19 @@ pub(crate) fn join() -> Option<&'static CStr> {
     JOIN.get().map(CString::as_c_str)
 }
 
-/// Nothing may be started now: it would be held before it has executed, and whoever starts it with it.
-pub(crate) fn is_held() -> bool {
-    !held().groups.is_empty()
+/// Returns when nothing is held. Processes are started on the runtime's one thread, where this is also [begun](begin), so that
+/// nothing is held until the next `await`.
+pub(crate) async fn goes_on() {
+    let _ = STANDS.subscribe().wait_for(|stands| !stands).await;
+}
+
+/// From now on no process is started. [`hold`] follows.
+pub(super) fn begin() {
+    STANDS.send_replace(true);
 }
 
 /// Returns when no process but this one runs, or after a while.
 pub(super) fn hold() {
-    // One that is being started has to come to its end first.
-    let started = crate::run::no_start();
     let mut held = held();
     held.groups.retain(|group| group.exists());
     for group in groups() {
@@ -73,7 +81,6 @@ pub(super) fn hold() {
     held.number += 1;
     let (groups, number) = (held.groups.clone(), held.number);
     drop(held);
-    drop(started);
     let until = Instant::now() + WITHIN;
     if let Some(group) = groups.iter().find(|group| !stands_by(group, until)) {
         log!("not all processes of {} stand still", group.display());
@@ -102,6 +109,7 @@ fn end(of: Option<u64>) {
             log!("{} cannot go on: {e}", group.display());
         }
     }
+    STANDS.send_replace(false);
 }
 
 /// Those at the top that nobody has frozen, without the one that this process is in.
@@ -165,6 +173,17 @@ mod tests {
         assert_eq!(own_group("0::/\n"), Some(""));
         assert_eq!(own_group("1:name=systemd:/x\n0::/machine/a\n"), Some("machine"));
         assert_eq!(own_group(""), None);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_started_between_the_begin_of_a_hold_and_its_end() {
+        goes_on().await;
+        begin();
+        let mut waits = tokio::spawn(goes_on());
+        let early = tokio::time::timeout(Duration::from_millis(20), &mut waits).await;
+        assert!(early.is_err(), "it did not wait");
+        go_on();
+        waits.await.unwrap();
     }
 
     #[test]

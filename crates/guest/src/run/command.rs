@@ -122,9 +122,6 @@ pub(super) fn refusal(error: &SpawnError, launch: &Launch, user: &User) -> Conne
         (Step::Clone, libc::EAGAIN) => {
             ConnectError::resource_exhausted("no process can be started: the box is at its process limit")
         }
-        (Step::Held, _) => {
-            ConnectError::unavailable("no process can be started: the machine is about to stand still")
-        }
         (Step::Clone | Step::Exec, libc::ENOMEM) => {
             ConnectError::resource_exhausted("no process can be started: the box is out of memory")
         }

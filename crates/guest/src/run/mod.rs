@@ -29,7 +29,6 @@ use dorm_proto::process::{ProcessInfo, ProcessSelector, StartRequest, process_se
 use tokio::time::Instant;
 
 pub(crate) use process::Run;
-pub(crate) use spawn::no_start;
 
 use crate::log::log;
 use crate::settings::Settings;

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard};
+use std::sync::{LazyLock, Mutex};
 
 use crate::{machine, sys};
 
@@ -36,8 +36,6 @@ pub(super) struct Launch {
 #[repr(u8)]
 pub(super) enum Step {
     Clone = 0,
-    /// The machine is about to stand still.
-    Held,
     Session,
     Descriptors,
     Terminal,
@@ -70,11 +68,6 @@ const STACK_SIZE: usize = 32 * 1024;
 /// The child's stack, used by one child at a time: a clone with `CLONE_VFORK` returns when the child has left it.
 static STACK: Mutex<Vec<u128>> = Mutex::new(Vec::new());
 
-/// Nothing is being started while this is held.
-pub(crate) fn no_start() -> MutexGuard<'static, Vec<u128>> {
-    STACK.lock().expect("no holder panics")
-}
-
 fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings.iter().map(|s| s.as_ptr()).chain([ptr::null()]).collect()
 }
@@ -91,13 +84,7 @@ pub(super) fn spawn(launch: &Launch) -> Result<i32, SpawnError> {
         failed_step: AtomicU8::new(0),
         errno: AtomicI32::new(0),
     };
-    let mut stack = no_start();
-    if machine::is_held() {
-        return Err(SpawnError {
-            step: Step::Held,
-            source: io::ErrorKind::WouldBlock.into(),
-        });
-    }
+    let mut stack = STACK.lock().expect("no holder panics");
     stack.resize(STACK_SIZE / size_of::<u128>(), 0);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // SAFETY: all signals are blocked around the clone, so that no handler of ours runs in the child on shared
