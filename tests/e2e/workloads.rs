@@ -189,7 +189,7 @@ fn redis_loses_nothing_that_it_acknowledged() -> Result<()> {
 
 fn postgresql_loses_nothing_that_it_acknowledged() -> Result<()> {
     let agent = Server::with_workloads()?.agent_with("postgres", &["-T", "workloads"])?;
-    agent.root("sed -i s/scram-sha-256/trust/ /etc/postgresql/15/main/pg_hba.conf && pg_ctlcluster 15 main start && su postgres -c \"createuser -s user && createdb user\"")?.succeeded()?;
+    agent.root("sed -i 's/scram-sha-256/trust/; s/peer/trust/' /etc/postgresql/15/main/pg_hba.conf && pg_ctlcluster 15 main start && su postgres -c \"createuser -s user && createdb user\"")?.succeeded()?;
     // A transaction that is open across all sleeps, in a session with a temporary table.
     let open = "mkfifo /tmp/session; exec 3<>/tmp/session; psql -qAt -v ON_ERROR_STOP=1 < /tmp/session > /tmp/answers 2>&1";
     agent.exec_with(&["-d"], &["bash", "-c", open])?.succeeded()?;

@@ -38,6 +38,10 @@ pub(crate) trait Kind: std::fmt::Debug + Send + Sync {
 
     async fn listening(&self, live: &LiveBox) -> Result<Vec<Listening>>;
 
+    async fn worked(&self, live: &LiveBox) -> Result<Duration> {
+        Ok(Duration::from_micros(live.stats()?.cpu_usec))
+    }
+
     async fn freeze(&self, live: &LiveBox) -> Result<()> {
         live.freeze().await
     }
@@ -199,6 +203,11 @@ impl Engine for Engines {
 
     async fn stats(&self, id: &Id) -> Result<BoxStats> {
         self.host.live(id)?.stats()
+    }
+
+    async fn worked(&self, id: &Id) -> Result<Duration> {
+        let (live, kind) = self.live(id)?;
+        kind.worked(&live).await
     }
 
     async fn sweep(&self, id: &Id) -> Result<()> {

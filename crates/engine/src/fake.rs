@@ -338,6 +338,10 @@ impl Engine for FakeEngine {
         Ok(ports.map(|&port| Listening { port, address }).collect())
     }
 
+    async fn worked(&self, id: &Id) -> Result<Duration> {
+        Ok(Duration::from_micros(self.world().living(id)?.cpu_usec))
+    }
+
     async fn stats(&self, id: &Id) -> Result<BoxStats> {
         let cpu_usec = self.world().living(id)?.cpu_usec;
         Ok(BoxStats {

@@ -390,6 +390,9 @@ pub trait Engine: Send + Sync + 'static {
 
     async fn stats(&self, id: &Id) -> Result<BoxStats>;
 
+    /// How long processes of the box have worked, without what it takes to run a box in which nothing does.
+    async fn worked(&self, id: &Id) -> Result<Duration>;
+
     /// Removes whatever exists on this machine of a box of `id`: processes, cgroup, interface.
     async fn sweep(&self, id: &Id) -> Result<()>;
 

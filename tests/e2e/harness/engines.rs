@@ -150,14 +150,37 @@ const WITHOUT_ENGINE: &[(&str, &str)] = &[
 const GVISOR_CANNOT: Cannot = &[
     (
         "no program gets rights by a setuid bit",
-        &["sudo_works_without_a_password", "a_fork_is_nobody_but_itself"],
+        &[
+            "sudo_works_without_a_password",
+            "a_fork_is_nobody_but_itself",
+            "the_python_sdk_runs_commands_and_terminals",
+            "the_asynchronous_python_sdk_keeps_volumes_and_works_with_git",
+            "the_python_sdk_builds_templates",
+            "the_javascript_sdk_builds_templates",
+        ],
     ),
     (
         "it saves message queues, and no files that have lost their names",
         &[
             "what_cannot_be_saved_is_named_and_goes_on",
             "a_shell_keeps_its_variables_listeners_and_pipes_their_ends",
+            "deleted_files_that_are_open_go_on",
         ],
+    ),
+    (
+        "files have no attributes of one's own",
+        &["the_python_sdk_reads_writes_watches_and_signs_files"],
+    ),
+    (
+        "ports are reached through the guest, whose connections end at a snapshot",
+        &[
+            "connections_to_ports_outlive_live_snapshots_and_forks",
+            "code_goes_on_over_snapshots_forks_and_sleeps",
+        ],
+    ),
+    (
+        "a group with a stopped process is hung up on when a process of it ends",
+        &["sessions_groups_and_stopped_processes_come_back"],
     ),
     (
         "CRIU, whose restore is held up, has no part in it",
@@ -205,8 +228,12 @@ const GVISOR_CANNOT: Cannot = &[
         &["a_box_has_no_ipv6_way_out"],
     ),
     (
-        "where another process is, it does not say",
-        &["a_volume_is_there_after_stop_hibernation_and_fork"],
+        "where another process is or waits, and the most memory that it had, is not told",
+        &[
+            "a_volume_is_there_after_stop_hibernation_and_fork",
+            "a_process_that_is_starting_another_comes_back",
+            "code_that_prints_more_than_is_read_waits",
+        ],
     ),
 ];
 

@@ -116,6 +116,14 @@ impl Control {
         Ok(tasks.all(|stack| stack.contains(STOPPED)))
     }
 
+    /// What the tasks of the box have taken of processors, those that have ended included, to some ten milliseconds.
+    pub(super) async fn worked(&self) -> io::Result<Duration> {
+        let event = self.call("containerManager.Event", &self.container, None).await?;
+        let nanoseconds = event["containerUsage"][&self.container].as_u64();
+        let unknown = || io::Error::other("the sandbox does not say what its tasks take");
+        nanoseconds.map(Duration::from_nanos).ok_or_else(unknown)
+    }
+
     /// To process 1 of the box.
     pub(super) async fn signal(&self, signo: i32) -> io::Result<()> {
         let arguments = SignalArgs {
@@ -242,6 +250,16 @@ mod tests {
         assert!(asked(&format!(r"{STOPPED_TASK}\n\n{other}")).await.unwrap());
         assert!(!asked(&format!(r"{STOPPED_TASK}\n\n{running}")).await.unwrap());
         assert!(asked(other).await.is_err(), "a version that names them otherwise");
+    }
+
+    #[tokio::test]
+    async fn what_tasks_take_is_told_by_container() {
+        let (_folder, control, _server) = answering(
+            r#"{"success":true,"result":{"event":{},"containerUsage":{"box":40000000,"other":1}}}"#,
+        );
+        assert_eq!(control.worked().await.unwrap(), Duration::from_millis(40));
+        let (_folder, control, _server) = answering(r#"{"success":true,"result":{"event":{}}}"#);
+        assert!(control.worked().await.is_err());
     }
 
     #[tokio::test]

@@ -113,6 +113,12 @@ impl Kind for Gvisor {
         self.ports(live).await
     }
 
+    /// Its kernel alone takes some percent of a core, whatever the box does.
+    async fn worked(&self, live: &LiveBox) -> Result<Duration> {
+        let worked = self.control(&live.id).worked().await;
+        worked.map_err(EngineError::io("cannot find out what the box works"))
+    }
+
     async fn freeze(&self, live: &LiveBox) -> Result<()> {
         self.freeze_box(live).await
     }

@@ -16,10 +16,10 @@ const SERVICE: &str = "start";
 
 pub(super) async fn sample(agent: Arc<Agent>, tell: Inbox) {
     let quiet_since = agent.quiet_since();
-    let sample = match agent.ctx.engine.stats(&agent.profile.id).await {
-        Ok(stats) => Some(Sample {
+    let sample = match agent.ctx.engine.worked(&agent.profile.id).await {
+        Ok(worked) => Some(Sample {
             taken: Instant::now(),
-            cpu_usec: stats.cpu_usec,
+            worked,
             quiet_since,
         }),
         Err(error) => {
@@ -55,10 +55,10 @@ pub(super) async fn judge(agent: Arc<Agent>, first: Sample, after: Duration, cpu
 /// What it works on, in words.
 async fn working(agent: &Arc<Agent>, first: Sample, cpu: f64) -> Option<String> {
     let engine = &agent.ctx.engine;
-    let Ok(stats) = engine.stats(&agent.profile.id).await else {
+    let Ok(worked) = engine.worked(&agent.profile.id).await else {
         return Some("it cannot be measured".to_owned());
     };
-    let used = Duration::from_micros(stats.cpu_usec.saturating_sub(first.cpu_usec));
+    let used = worked.saturating_sub(first.worked);
     let part = used.as_secs_f64() / first.taken.elapsed().as_secs_f64().max(0.001);
     if part > cpu {
         return Some(format!("its processes use {:.0} % of a core", part * 100.0));

@@ -46,7 +46,7 @@ struct Entry {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sample {
     taken: Instant,
-    cpu_usec: u64,
+    worked: Duration,
     /// Which quiet time it belongs to.
     quiet_since: Instant,
 }
