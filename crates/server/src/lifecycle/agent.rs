@@ -23,6 +23,8 @@ use crate::records::{
 
 /// How long a server may take to listen once its box is up.
 const COMING_UP: Duration = Duration::from_secs(10);
+/// The same, in emulation.
+const COMING_UP_SLOWLY: Duration = Duration::from_secs(45);
 
 pub struct Agent {
     pub profile: Profile,
@@ -323,7 +325,11 @@ impl Agent {
     /// Its processes were started a moment ago, and some may not be ready yet.
     pub fn is_coming_up(&self) -> bool {
         let started = *self.started.lock().unwrap_or_else(PoisonError::into_inner);
-        started.is_some_and(|started| started.elapsed() < COMING_UP)
+        let within = || match self.ctx.engine.about(self.isolation()).slow {
+            true => COMING_UP_SLOWLY,
+            false => COMING_UP,
+        };
+        started.is_some_and(|started| started.elapsed() < within())
     }
 
     pub(super) fn note_start(&self) {
