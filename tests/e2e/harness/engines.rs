@@ -35,12 +35,12 @@ pub(crate) fn of_this_run(features: Vec<(&'static str, Vec<Test>)>) -> Result<Ve
             .map(|(feature, test)| trial(feature, test))
             .collect());
     };
-    let cannot = match isolation.as_str() {
-        "gvisor" => GVISOR_CANNOT,
-        "vm" => VM_CANNOT,
+    let (core, cannot) = match isolation.as_str() {
+        "gvisor" => (CORE, GVISOR_CANNOT),
+        "vm" => (MACHINES_CORE, VM_CANNOT),
         other => bail!("DORM_E2E_ISOLATION: `{other}` is neither gvisor nor vm"),
     };
-    for name in CORE.iter().chain(cannot.iter().flat_map(|(_, tests)| *tests)) {
+    for name in core.iter().chain(cannot.iter().flat_map(|(_, tests)| *tests)) {
         let known = all.iter().any(|(_, test)| test.name == *name);
         ensure!(known, "tests/e2e/harness/engines.rs: there is no test `{name}`");
     }
@@ -54,7 +54,7 @@ pub(crate) fn of_this_run(features: Vec<(&'static str, Vec<Test>)>) -> Result<Ve
     let whole = std::env::var_os("DORM_E2E_ALL").is_some();
     let concerns = |feature: &str, test: &str| match whole {
         true => WITHOUT_ENGINE.iter().all(|(without, _)| *without != feature),
-        false => CORE.contains(&test),
+        false => core.contains(&test),
     };
     let of_this_run = all
         .into_iter()
@@ -133,6 +133,20 @@ const CORE: &[&str] = &[
     "ports_are_listed_with_what_listens",
     "large_bodies_go_through_both_ways",
     "a_volume_outlives_its_agent",
+];
+
+/// What is left of it where every box takes seconds to start. What machines have of their own is in the features `vm` and `vm_volumes`.
+const MACHINES_CORE: &[&str] = &[
+    "twenty_megabytes_come_out_whole",
+    "a_timeout_ends_the_command_and_all_its_children",
+    "a_hibernated_agent_survives_the_daemon_and_a_reboot_with_its_memory",
+    "boxes_outlive_a_killed_daemon_and_are_adopted",
+    "a_run_that_ends_while_no_daemon_runs_is_told_to_the_client_that_waits",
+    "strays_on_the_host_are_swept_at_the_start",
+    "a_box_does_not_reach_the_host",
+    "without_the_internet_only_what_is_allowed_is_reached",
+    "a_server_on_the_boxs_loopback_is_a_url",
+    "a_daemon_that_dies_in_a_rollback_leaves_one_of_the_two_whole",
 ];
 
 /// Features in which no engine has a part, and why.
@@ -269,6 +283,22 @@ const VM_CANNOT: Cannot = &[
             "a_fork_bomb_hurts_its_own_box_only",
             "limits_hold_again_after_a_start",
         ],
+    ),
+    (
+        "its memory is a file of its home, which counts as its files, and a machine that needs more of it on a full disk ends",
+        &[
+            "a_snapshot_tells_what_it_holds_beyond_the_one_before",
+            "nothing_is_acknowledged_that_cannot_be_recorded",
+            "a_disk_that_is_full_has_room_again_once_something_is_deleted",
+        ],
+    ),
+    (
+        "CRIU has no part in it",
+        &["an_image_that_is_given_up_leaves_no_strange_files_in_the_home"],
+    ),
+    (
+        "there is nothing in it that cannot be saved",
+        &["what_cannot_be_saved_is_named_and_goes_on"],
     ),
     (
         "the process that is looked at is QEMU",

@@ -141,6 +141,12 @@ impl Monitor {
 
     /// Writes the state of the machine's devices to `file`. Its memory and its disk are in files of their own already.
     pub(crate) async fn save(&mut self, file: impl AsFd) -> io::Result<()> {
+        let status = self.execute("query-status", json!({})).await?;
+        if status["status"] == "postmigrate" {
+            // QEMU saves no machine twice that has not run since. In this moment its guest still holds all processes.
+            self.go_on().await?;
+            self.stop().await?;
+        }
         self.prepare(file.as_fd()).await?;
         // A file does not slow anybody down.
         let speed = json!({"max-bandwidth": 1u64 << 40});

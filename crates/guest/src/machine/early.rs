@@ -64,7 +64,7 @@ pub(crate) fn enter() -> io::Result<()> {
         &run,
         "tmpfs",
         libc::MS_NOSUID | libc::MS_NODEV,
-        "mode=755",
+        "mode=755,size=20%",
     )?;
     fs::create_dir(format!("{run}/dorm"))?;
     let guest = format!("{NEW_ROOT}{GUEST_PATH}");

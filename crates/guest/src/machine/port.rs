@@ -2,7 +2,8 @@
 //!
 //! Two threads read and write the port, and block: the runtime cannot wait for a port whose other side comes and goes. What
 //! they carry is taken apart here. A beginning ends the conversation before it, with all its streams, and is answered by the same
-//! beginning; everything after it belongs to a new one.
+//! beginning; everything after it belongs to a new one. A conversation also ends when the other side has gone, so that runs know that nobody
+//! hears them.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -24,6 +25,7 @@ const PORT_WITHIN: Duration = Duration::from_secs(60);
 const ABSENT: Duration = Duration::from_millis(20);
 
 pub(super) struct Port {
+    /// What came; nothing, when the other side has gone.
     received: mpsc::Receiver<Vec<u8>>,
     send: mpsc::Sender<Vec<u8>>,
 }
@@ -37,10 +39,12 @@ pub(super) fn open() -> io::Result<Port> {
     let reader = Arc::clone(&file);
     let read = move || {
         let mut buffer = vec![0; CHUNK];
+        let mut absent = true;
         loop {
             match (&*reader).read(&mut buffer) {
-                Ok(0) => std::thread::sleep(ABSENT),
+                Ok(0) if absent => std::thread::sleep(ABSENT),
                 Ok(n) => {
+                    absent = n == 0;
                     if incoming.blocking_send(buffer[..n].to_vec()).is_err() {
                         return;
                     }
@@ -117,6 +121,9 @@ pub(super) async fn serve(mut port: Port, orders: Orders) {
     let mut escape = Escape::default();
     let mut conversation: Option<Conversation> = None;
     while let Some(bytes) = port.received.recv().await {
+        if bytes.is_empty() {
+            conversation = None;
+        }
         escape.push(&bytes);
         while let Some(piece) = escape.next_piece() {
             match (piece, &mut conversation) {
