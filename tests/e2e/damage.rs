@@ -108,7 +108,6 @@ fn kinds(image: &Path) -> Result<BTreeMap<String, String>> {
 fn certain_kinds() -> &'static [&'static str] {
     match harness::engines::isolation().as_deref() {
         Some("gvisor") => &["pages.img", "checkpoint.img", "pages_meta.img", "secret"],
-        Some("vm") => &["state", "hardware.json"],
         _ => &["pages-.img", "core-.img", "mm-.img", "pagemap-.img", "pstree.img"],
     }
 }

@@ -293,6 +293,13 @@ const VM_CANNOT: Cannot = &[
         ],
     ),
     (
+        "the host does not see its files; the feature `vm` has a test of its own",
+        &[
+            "a_damaged_file_of_any_kind_costs_the_memory_and_never_the_files",
+            "a_fork_of_a_damaged_snapshot_is_refused_and_the_agent_goes_on",
+        ],
+    ),
+    (
         "CRIU has no part in it",
         &["an_image_that_is_given_up_leaves_no_strange_files_in_the_home"],
     ),

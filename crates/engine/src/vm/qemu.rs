@@ -123,14 +123,16 @@ impl Qemu {
                 );
             }
         }
-        // Under another name until it is whole; two that make it at once make the same.
+        // Under another name until it is whole. Of two that make it at once, the first wins: somebody may use that one already.
         let unfinished = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new("/")))?;
         fs::write(unfinished.path(), archive.finish())?;
         unfinished.as_file().sync_all()?;
         use std::os::unix::fs::PermissionsExt;
         fs::set_permissions(unfinished.path(), fs::Permissions::from_mode(0o644))?;
-        unfinished.persist(&path).map_err(|e| e.error)?;
-        Ok(path)
+        match unfinished.persist_noclobber(&path) {
+            Err(e) if e.error.kind() != io::ErrorKind::AlreadyExists => Err(e.error),
+            _ => Ok(path),
+        }
     }
 }
 
