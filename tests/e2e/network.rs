@@ -126,9 +126,15 @@ fn a_box_does_not_reach_another_box() -> Result<()> {
     ensure!(is_error(&seen), "the box reached its neighbour: {seen}");
     // It may not make a route of its own, and if it could, that would not help it.
     let change = format!("ip route add {}/32 dev eth0", to.ip());
-    ensure!(a.root(&change)?.code != 0, "the box changed its routes");
     let neighbour = format!("ip neigh add {} lladdr ee:ee:ee:ee:ee:ee dev eth0", to.ip());
-    in_network_of(&a, &format!("{change} && {neighbour}"))?;
+    let both = format!("{change} && {neighbour}");
+    if harness::engines::in_machines() {
+        // Root in a machine is root.
+        a.root(&both)?.succeeded()?;
+    } else {
+        ensure!(a.root(&change)?.code != 0, "the box changed its routes");
+        in_network_of(&a, &both)?;
+    }
     let seen = connect(&a, to)?;
     ensure!(is_error(&seen), "the box reached its neighbour by a route of its own: {seen}");
     Ok(())
