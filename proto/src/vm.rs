@@ -51,7 +51,7 @@ pub enum Order {
         now_ms: i64,
         entropy: String,
     },
-    /// After a time in which the machine stood still.
+    /// After a time in which the machine stood still, or was about to.
     Clock { now_ms: i64 },
     /// Answered when no process of the box runs, everything written is on the machine's disk, and nothing is under way to its volumes, as is
     /// right for a machine that is about to stand still. [`Order::Resume`] or [`Order::Clock`] let all of it go on.

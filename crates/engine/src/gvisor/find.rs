@@ -50,6 +50,8 @@ pub(crate) struct Runsc {
     pub(crate) version: String,
     kernel: String,
     pub(crate) platform: Platform,
+    /// Whether there was a KVM to try.
+    kvm_was_there: bool,
     /// Whether a box may run before all of its memory image is read.
     pub(super) reads_in_background: bool,
     /// How long the test took, from the start of runsc to its end.
@@ -101,7 +103,7 @@ pub(crate) fn find(data: &Path) -> Result<Runsc, String> {
         .and_then(|text| serde_json::from_slice::<Runsc>(&text).ok());
     if let Some(found) = tried_before
         && found.kernel == kernel
-        && (found.platform == Platform::Systrap || kvm_is_there())
+        && found.kvm_was_there == kvm_is_there()
         && version(&found.program).is_ok_and(|version| version == found.version)
     {
         return Ok(found);
@@ -121,6 +123,7 @@ pub(crate) fn find(data: &Path) -> Result<Runsc, String> {
                 version,
                 kernel: kernel.clone(),
                 platform,
+                kvm_was_there: kvm_is_there(),
                 millis,
             })
         });
@@ -208,7 +211,7 @@ fn self_test(program: &Path, platform: Platform, patience: Duration) -> io::Resu
             "/bin/echo",
             "works",
         ]);
-    let (output, took) = run_within(&mut runsc, patience)?;
+    let (output, took) = run_within(&runsc, patience)?;
     if output.status.success() && output.stdout == b"works\n" {
         return Ok(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
     }

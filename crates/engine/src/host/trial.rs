@@ -33,10 +33,13 @@ fn runs_machines(processors: &str) -> bool {
     all.peek().is_none() || all.any(says)
 }
 
-/// What a program said, and how long it took. It is killed when it takes too long.
-pub(crate) fn run_within(command: &mut Command, patience: Duration) -> io::Result<(Output, Duration)> {
+/// What a program said, and how long it took. It is killed when it takes too long, and ends with the daemon.
+pub(crate) fn run_within(command: &Command, patience: Duration) -> io::Result<(Output, Duration)> {
     let began = Instant::now();
-    let child = command
+    let child = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL"])
+        .arg(command.get_program())
+        .args(command.get_args())
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -66,11 +66,19 @@ pub(super) fn kvm_boot(data: &Path, by: Versions, program: &Path, kernel: &Path)
     known_or(data, by, kvm_is_there, || boot(program, kernel))
 }
 
+/// What became of a boot.
+enum Boot {
+    Took(Duration),
+    /// It was given up, for which a busy host may be the reason.
+    Late,
+    Refused,
+}
+
 fn known_or(
     data: &Path,
     by: Versions,
     is_there: impl Fn() -> bool,
-    boot: impl Fn() -> Option<Duration>,
+    boot: impl Fn() -> Boot,
 ) -> Option<Duration> {
     if !is_there() {
         return None;
@@ -83,9 +91,19 @@ fn known_or(
         return kept.boot_ms.map(Duration::from_millis);
     }
     // The first time, all of it may have to come from the disk.
-    let took = match boot() {
-        Some(took) if took > QUICK => boot().or(Some(took)),
-        took => took,
+    let seen = match (boot(), &boot) {
+        (Boot::Took(took), again) if took > QUICK => match again() {
+            Boot::Took(better) => Boot::Took(better),
+            Boot::Late | Boot::Refused => Boot::Took(took),
+        },
+        (Boot::Late, again) => again(),
+        (seen, _) => seen,
+    };
+    let took = match seen {
+        Boot::Took(took) => Some(took),
+        Boot::Refused => None,
+        // To be tried again when it is needed next.
+        Boot::Late => return None,
     };
     let boot_ms = took.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
     if let Ok(text) = serde_json::to_vec(&Kept { by, boot_ms }) {
@@ -95,7 +113,7 @@ fn known_or(
 }
 
 /// A machine without a disk is enough: it ends by itself, for want of anything to start.
-fn boot(program: &Path, kernel: &Path) -> Option<Duration> {
+fn boot(program: &Path, kernel: &Path) -> Boot {
     let mut qemu = Command::new(program);
     qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
         .args([
@@ -109,16 +127,19 @@ fn boot(program: &Path, kernel: &Path) -> Option<Duration> {
         .args(["-m", "128M", "-serial", "stdio"])
         .args(["-append", "console=ttyS0 quiet panic=-1", "-kernel"])
         .arg(kernel);
-    match run_within(&mut qemu, PATIENCE) {
-        Ok((said, took)) if String::from_utf8_lossy(&said.stdout).contains(BOOTED) => Some(took),
+    match run_within(&qemu, PATIENCE) {
+        Ok((said, took)) if String::from_utf8_lossy(&said.stdout).contains(BOOTED) => Boot::Took(took),
         Ok((said, _)) => {
-            let said = String::from_utf8_lossy(&said.stderr).trim().to_owned();
-            tracing::debug!(said, "KVM does not boot a kernel here");
-            None
+            let words = String::from_utf8_lossy(&said.stderr).trim().to_owned();
+            tracing::debug!(words, "KVM does not boot a kernel here");
+            match said.status.code() {
+                Some(_) => Boot::Refused,
+                None => Boot::Late,
+            }
         }
         Err(error) => {
             tracing::debug!(%error, "KVM cannot be tried");
-            None
+            Boot::Late
         }
     }
 }
@@ -140,7 +161,7 @@ mod tests {
     #[test]
     fn what_was_seen_once_is_known_until_something_else_is_there() {
         let data = tempfile::tempdir().unwrap();
-        let times = RefCell::new(vec![None, Some(Duration::from_millis(400))]);
+        let times = RefCell::new(vec![Boot::Refused, Boot::Took(Duration::from_millis(400))]);
         let look = |by| known_or(data.path(), by, || true, || times.borrow_mut().pop().unwrap());
         assert_eq!(look(versions("7.2")), Some(Duration::from_millis(400)));
         assert_eq!(look(versions("7.2")), Some(Duration::from_millis(400)));
@@ -152,18 +173,32 @@ mod tests {
     #[test]
     fn a_slow_first_boot_is_tried_again() {
         let data = tempfile::tempdir().unwrap();
-        let times = RefCell::new(vec![Duration::from_millis(300), Duration::from_millis(1300)]);
-        let boot = || times.borrow_mut().pop();
-        let seen = known_or(data.path(), versions("7.2"), || true, boot);
-        assert_eq!(seen, Some(Duration::from_millis(300)));
+        for first in [Boot::Took(Duration::from_millis(1300)), Boot::Late] {
+            let times = RefCell::new(vec![Boot::Took(Duration::from_millis(300)), first]);
+            let boot = || times.borrow_mut().pop().unwrap();
+            let seen = known_or(data.path(), versions("7.2"), || true, boot);
+            assert_eq!(seen, Some(Duration::from_millis(300)));
+            fs::remove_file(data.path().join(KEPT)).unwrap();
+        }
     }
 
     #[test]
     fn without_the_device_nothing_is_tried_and_nothing_remembered_is_believed() {
         let data = tempfile::tempdir().unwrap();
-        let quick = || Some(Duration::from_millis(300));
+        let quick = || Boot::Took(Duration::from_millis(300));
         assert!(known_or(data.path(), versions("7.2"), || true, quick).is_some());
-        let asked = || -> Option<Duration> { panic!("there is nothing to try") };
+        let asked = || -> Boot { panic!("there is nothing to try") };
         assert_eq!(known_or(data.path(), versions("7.2"), || false, asked), None);
+    }
+
+    #[test]
+    fn a_host_that_was_too_busy_is_asked_again() {
+        let data = tempfile::tempdir().unwrap();
+        assert_eq!(
+            known_or(data.path(), versions("7.2"), || true, || Boot::Late),
+            None
+        );
+        let quick = || Boot::Took(Duration::from_millis(300));
+        assert!(known_or(data.path(), versions("7.2"), || true, quick).is_some());
     }
 }

@@ -17,6 +17,9 @@ const WITHIN: Duration = Duration::from_secs(30);
 /// How long a machine that is about to be stopped may take to have its writes on its disk and to tell its ports.
 const READY_TO_STOP_WITHIN: Duration = Duration::from_secs(10);
 
+/// How long to wait for a machine that had perhaps nothing to be told.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
 /// Milliseconds since the epoch.
 pub(super) fn now_ms() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -136,12 +139,16 @@ impl Vm {
         live.thaw()?;
         self.serve_volumes(live);
         let mut monitor = self.monitor(live).await?;
-        if !monitor.is_running().await.map_err(failed())? {
+        let patience = if monitor.is_running().await.map_err(failed())? {
+            AT_ONCE
+        } else {
             monitor.go_on().await.map_err(failed())?;
-        }
-        // Its clock stood still with it, and its processes wait for the time.
+            2 * WITHIN
+        };
+        // Its clock stood still with it, and its processes wait for the time. One that runs may have been about to stand still.
         let clock = Order::Clock { now_ms: now_ms() };
-        if let Err(error) = self.have_done(live, &clock).await {
+        let told = tokio::time::timeout(patience, self.have_done(live, &clock)).await;
+        if let Err(error) = told.unwrap_or_else(|_| Err(too_late())) {
             tracing::warn!(id = %live.id, %error, "the machine's clock could not be set");
         }
         Ok(())

@@ -128,14 +128,17 @@ fn mount_rest() -> io::Result<()> {
     ] {
         let _ = symlink(target, link);
     }
-    // Every run joins a group, which without the second option takes a quiet moment of all processors.
-    mount(
-        "cgroup2",
-        "/sys/fs/cgroup",
-        "cgroup2",
-        plain | libc::MS_NODEV,
-        "nsdelegate,favordynmods",
-    )
+    let groups = |options| {
+        mount(
+            "cgroup2",
+            "/sys/fs/cgroup",
+            "cgroup2",
+            plain | libc::MS_NODEV,
+            options,
+        )
+    };
+    // Every run joins a group, which without the second option takes a quiet moment of all processors. Linux has it since 6.0.
+    groups("nsdelegate,favordynmods").or_else(|_| groups("nsdelegate"))
 }
 
 fn keep_modules(at: &str) {

@@ -77,21 +77,24 @@ impl Orders {
                     Ok(()) => Answer::Done,
                     Err(e) => Answer::Failed(format!("the network cannot be set up: {e}")),
                 };
-                still::go_on();
+                still::release();
                 answer
             }
             Order::Clock { now_ms } => {
                 identity::set_clock(now_ms);
                 volumes::go_on();
-                still::go_on();
+                still::release();
                 Answer::Done
             }
             Order::Sync => {
-                still::begin();
-                let synced = tokio::task::spawn_blocking(|| {
-                    still::hold();
-                    // SAFETY: sync takes nothing and gives nothing.
-                    unsafe { libc::sync() };
+                // SAFETY: sync takes nothing and gives nothing.
+                let sync = || unsafe { libc::sync() };
+                // Most of it while processes run, so that they are not held for long.
+                let _ = tokio::task::spawn_blocking(sync).await;
+                let number = still::announce();
+                let synced = tokio::task::spawn_blocking(move || {
+                    still::hold(number);
+                    sync();
                     volumes::hold();
                 })
                 .await;

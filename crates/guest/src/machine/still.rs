@@ -20,8 +20,9 @@ const TREE: &str = "/sys/fs/cgroup";
 const OF_RUNS: &str = "box";
 /// How long to wait until everything is held: what waits for a disk may take its time.
 const WITHIN: Duration = Duration::from_millis(500);
-/// How long a hold lasts at most, for a stop that may not come. The clock stands still with the machine.
-const AT_MOST: Duration = Duration::from_secs(15);
+/// How long a hold lasts at most, for a stop or an order that may not come; longer than the daemon waits for either. The clock stands still
+/// with the machine.
+const AT_MOST: Duration = Duration::from_secs(150);
 
 /// Where a run joins its group, once there is one.
 static JOIN: OnceLock<CString> = OnceLock::new();
@@ -34,7 +35,7 @@ static HELD: Mutex<Held> = Mutex::new(Held {
 
 struct Held {
     groups: Vec<PathBuf>,
-    /// Of the hold, so that an end that comes late does not end another one.
+    /// Of the last hold, or its end, so that what comes late does not concern another one.
     number: u64,
 }
 
@@ -53,63 +54,77 @@ pub(super) fn set_up() {
     }
 }
 
-/// The file that takes a process into the group of runs.
-pub(crate) fn join() -> Option<&'static CStr> {
-    JOIN.get().map(CString::as_c_str)
+/// The file that takes a process into the group of runs. Nobody may start a process into a group that the box itself has frozen: he would
+/// wait with it.
+pub(crate) fn join_file() -> Option<&'static CStr> {
+    let join = JOIN.get()?;
+    let group = Path::new(TREE).join(OF_RUNS);
+    runs_on(&group).then_some(join.as_c_str())
 }
 
-/// Returns when nothing is held. Processes are started on the runtime's one thread, where this is also [begun](begin), so that
+/// Returns when nothing is held. Processes are started on the runtime's one thread, where a hold is also [announced](announce), so that
 /// nothing is held until the next `await`.
-pub(crate) async fn goes_on() {
+pub(crate) async fn until_released() {
     let _ = STANDS.subscribe().wait_for(|stands| !stands).await;
 }
 
-/// From now on no process is started. [`hold`] follows.
-pub(super) fn begin() {
+/// From now on no process is started. Returns the number of the hold. Needs the runtime.
+pub(super) fn announce() -> u64 {
+    let mut held = held();
+    held.number += 1;
+    let number = held.number;
     STANDS.send_replace(true);
+    tokio::spawn(async move {
+        tokio::time::sleep(AT_MOST).await;
+        if end(Some(number)) {
+            log!("the machine was not told to go on, and goes on all the same");
+        }
+    });
+    number
 }
 
-/// Returns when no process but this one runs, or after a while.
-pub(super) fn hold() {
+/// Returns when no process but this one runs, or after a while; at once, if the hold of this number is over.
+pub(super) fn hold(number: u64) {
     let mut held = held();
-    held.groups.retain(|group| group.exists());
+    if held.number != number {
+        return;
+    }
     for group in groups() {
-        if !held.groups.contains(&group) && fs::write(group.join("cgroup.freeze"), "1").is_ok() {
+        if fs::write(group.join("cgroup.freeze"), "1").is_ok() {
             held.groups.push(group);
         }
     }
-    held.number += 1;
-    let (groups, number) = (held.groups.clone(), held.number);
+    let groups = held.groups.clone();
     drop(held);
     let until = Instant::now() + WITHIN;
     if let Some(group) = groups.iter().find(|group| !stands_by(group, until)) {
         log!("not all processes of {} stand still", group.display());
     }
-    let timer = std::thread::Builder::new().name("hold".into()).spawn(move || {
-        std::thread::sleep(AT_MOST);
-        end(Some(number));
-    });
-    if timer.is_err() {
-        go_on();
-    }
 }
 
 /// The machine goes on, and knows all it has to.
-pub(super) fn go_on() {
+pub(super) fn release() {
     end(None);
 }
 
-fn end(of: Option<u64>) {
+/// Ends the hold of this number, or whichever there is. Returns whether there was one.
+fn end(of: Option<u64>) -> bool {
     let mut held = held();
     if of.is_some_and(|number| number != held.number) {
-        return;
+        return false;
     }
+    held.number += 1;
     for group in std::mem::take(&mut held.groups) {
         if let Err(e) = fs::write(group.join("cgroup.freeze"), "0") {
             log!("{} cannot go on: {e}", group.display());
         }
     }
-    STANDS.send_replace(false);
+    STANDS.send_replace(false)
+}
+
+fn runs_on(group: &Path) -> bool {
+    let frozen = fs::read_to_string(group.join("cgroup.freeze"));
+    frozen.is_ok_and(|frozen| frozen.trim() == "0")
 }
 
 /// Those at the top that nobody has frozen, without the one that this process is in.
@@ -117,14 +132,10 @@ fn groups() -> Vec<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let own = own_group(&own).unwrap_or_default().to_owned();
     let found = fs::read_dir(TREE).into_iter().flatten().flatten();
-    let runs_on = |group: &PathBuf| {
-        let frozen = fs::read_to_string(group.join("cgroup.freeze"));
-        frozen.is_ok_and(|frozen| frozen.trim() == "0")
-    };
     found
         .filter(|entry| entry.file_name() != *own)
         .map(|entry| entry.path())
-        .filter(runs_on)
+        .filter(|group| runs_on(group))
         .collect()
 }
 
@@ -152,7 +163,10 @@ fn stands_by(group: &Path, until: Instant) -> bool {
                 revents: 0,
             };
             // SAFETY: the call reads and writes the one structure that it is given.
-            crate::sys::check(unsafe { libc::poll(&raw mut change, 1, left) })?;
+            match crate::sys::check(unsafe { libc::poll(&raw mut change, 1, left) }) {
+                Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
+                _ => {}
+            }
             io::Seek::rewind(&mut &file)?;
         }
     };
@@ -177,13 +191,19 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_started_between_the_begin_of_a_hold_and_its_end() {
-        goes_on().await;
-        begin();
-        let mut waits = tokio::spawn(goes_on());
+        until_released().await;
+        let number = announce();
+        let mut waits = tokio::spawn(until_released());
         let early = tokio::time::timeout(Duration::from_millis(20), &mut waits).await;
         assert!(early.is_err(), "it did not wait");
-        go_on();
+        release();
         waits.await.unwrap();
+        // What comes late concerns nobody.
+        hold(number);
+        assert!(held().groups.is_empty());
+        announce();
+        assert!(!end(Some(number)), "another hold was ended");
+        release();
     }
 
     #[test]

@@ -81,7 +81,7 @@ impl Process for Service {
         let deadline_is_error = own.is_none();
         let deadline = asked.into_iter().chain(own).min();
         // A process that began in a held group would hold whoever starts it, too.
-        machine::goes_on().await;
+        machine::until_released().await;
         let (run, reader) = self.runs.start(&request, &user, deadline)?;
         let stream = events::attach(run, reader, request::keepalive(ctx.headers()), deadline_is_error);
         Response::stream_ok(stream.map(|e| {

@@ -80,7 +80,7 @@ pub(super) fn spawn(launch: &Launch) -> Result<i32, SpawnError> {
         envp: pointers(&launch.env),
         switch_user: sys::is_root(),
         oom_score: &OOM_SCORE,
-        group: machine::join(),
+        group: machine::join_file(),
         failed_step: AtomicU8::new(0),
         errno: AtomicI32::new(0),
     };
