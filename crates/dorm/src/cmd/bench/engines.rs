@@ -267,9 +267,10 @@ impl Of<'_> {
         };
         let mut samples = Samples::new()?;
         for round in 0..=self.runs() {
-            let took = runsc.run(&template).await?;
-            if round > 0 {
-                samples.add(took)?;
+            match runsc.run(&template).await {
+                Ok(took) if round > 0 => samples.add(took)?,
+                Ok(_) => {}
+                Err(why) => return Ok(Measurement::skipped(RUNSC_RUN, why.to_string())),
             }
         }
         Ok(Measurement::new(RUNSC_RUN, &samples, None))
