@@ -323,9 +323,13 @@ impl Of<'_> {
                     let restored = runsc.restore(&id, &image, memory).await;
                     restored.map_err(EngineError::io("runsc alone cannot bring it back"))
                 };
-                let (restored, written) = self.bench.unbroken(restored).await?;
-                let written = Some(written);
-                Ok(Ok(Alone { restored, written }))
+                Ok(match self.bench.unbroken(restored).await {
+                    Ok((restored, written)) => Ok(Alone {
+                        restored,
+                        written: Some(written),
+                    }),
+                    Err(why) => Err(format!("{why:#}")),
+                })
             }
             Choice::Auto => Ok(Err("it is no isolation of its own".to_owned())),
         }
