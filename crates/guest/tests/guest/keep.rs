@@ -11,7 +11,8 @@ fn ended(guest: &Guest, run_id: &str) -> bool {
 #[test]
 fn a_kept_runs_output_is_there_for_whoever_comes_later() {
     let guest = Guest::start();
-    let script = "seq 1 200000; echo oops >&2; exit 4";
+    // Two pipes: what is written to the second must not be read before the end of the first.
+    let script = "seq 1 200000; sleep 0.5; echo oops >&2; exit 4";
     let mut events = guest.start_run(&with(shell(script), json!({"keep": true})));
     let (pid, run_id) = events.started();
     drop(events);
