@@ -1,4 +1,4 @@
-//! `GET /files`: one file, streamed by a blocking thread.
+//! `GET /files`: one file, a small one at once, a large one streamed by a blocking thread.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
@@ -19,8 +20,20 @@ const CHUNK: usize = 256 * 1024;
 /// Chunks on their way at the same time.
 const IN_FLIGHT: usize = 4;
 
+/// A file as it was found. One that fits into a chunk is read there and then: what is sent of it is as long as its
+/// answer says, whatever is written to it meanwhile.
+struct Found {
+    size: u64,
+    contents: Contents,
+}
+
+enum Contents {
+    Read(Bytes),
+    Unread(File),
+}
+
 /// Opens a file for reading. Anything that is not a plain file could wait for ever.
-fn open(path: &std::path::Path) -> io::Result<(File, u64)> {
+fn open(path: &std::path::Path) -> io::Result<Found> {
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
@@ -35,7 +48,18 @@ fn open(path: &std::path::Path) -> io::Result<(File, u64)> {
             "is not a regular file",
         ));
     }
-    Ok((file, metadata.len()))
+    let size = metadata.len();
+    // Files of /proc and the like have contents, but no size.
+    if !(1..=CHUNK as u64).contains(&size) {
+        let contents = Contents::Unread(file);
+        return Ok(Found { size, contents });
+    }
+    let mut read = Vec::with_capacity(size as usize);
+    file.take(size).read_to_end(&mut read)?;
+    Ok(Found {
+        size: read.len() as u64,
+        contents: Contents::Read(read.into()),
+    })
 }
 
 pub(super) async fn answer(
@@ -52,29 +76,35 @@ pub(super) async fn answer(
         ));
     }
     let (opened, told) = (path.clone(), path.display().to_string());
-    let (mut file, size) = identity::run(user, move || open(&opened))
+    let Found { size, contents } = identity::run(user, move || open(&opened))
         .await
         .map_err(|e| Failure::file(&told, &e))?;
 
-    // Files of /proc and the like have contents, but no size.
     let known = (size > 0).then_some(size);
     let range = match (request.headers().get(header::RANGE), known) {
         (Some(value), Some(size)) => parse_range(value, size)?,
         _ => None,
     };
     let length = range.map_or(known, |(first, last)| Some(last - first + 1));
-    if let Some((first, _)) = range {
-        file.seek(SeekFrom::Start(first))
-            .map_err(|e| Failure::file(&told, &e))?;
-    }
-    let (sender, from) = mpsc::channel(IN_FLIGHT);
-    if request.method() != http::Method::HEAD {
-        tokio::task::spawn_blocking(move || read_all(file, length, &sender));
-        if length.is_none_or(|l| l > CHUNK as u64) {
-            crate::memory::trim_soon();
+    let first = range.map_or(0, |(first, _)| first);
+    let body = match contents {
+        Contents::Read(all) => {
+            let end = first + length.unwrap_or(0);
+            Body::Full(Full::new(all.slice(first as usize..end as usize)))
         }
-    }
-    let mut response = Response::new(Body::Chunks { from, left: length });
+        Contents::Unread(_) if request.method() == http::Method::HEAD => Body::Full(Full::default()),
+        Contents::Unread(mut file) => {
+            if first > 0 {
+                file.seek(SeekFrom::Start(first))
+                    .map_err(|e| Failure::file(&told, &e))?;
+            }
+            let (sender, from) = mpsc::channel(IN_FLIGHT);
+            tokio::task::spawn_blocking(move || read_all(file, length, &sender));
+            crate::memory::trim_soon();
+            Body::Chunks { from, left: length }
+        }
+    };
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,

@@ -249,6 +249,26 @@ fn files_without_a_size_are_read_to_their_end() {
 }
 
 #[test]
+fn a_file_that_is_written_anew_all_the_time_can_be_read() {
+    let guest = Guest::start();
+    let file = guest.folder().join("progress");
+    fs::write(&file, "1234567").unwrap();
+    let url = format!("/files?path={}", quoted(&file));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            for _ in 0..500 {
+                let answer = guest.get(&url);
+                assert_eq!(answer.status, 200);
+                assert!(matches!(answer.body[..], [] | [b'1', .., b'7']));
+            }
+        });
+        while !reader.is_finished() {
+            fs::write(&file, "1234567").unwrap();
+        }
+    });
+}
+
+#[test]
 fn the_guest_tells_about_itself_and_its_box() {
     let guest = Guest::start();
     assert_eq!(guest.get("/health").status, 204);

@@ -1,6 +1,6 @@
 //! `/volumecontent/{id}`: the files of a volume, for whoever has its token.
 
-use std::io;
+use std::io::{self, Read as _};
 
 use axum::body::{Body as Stream, BodyDataStream};
 use axum::extract::State;
@@ -202,19 +202,30 @@ pub(super) async fn read(
     headers: HeaderMap,
 ) -> Result<Response> {
     let (files, path) = (open(&state, &headers, &id).await?, at.path.clone());
-    let (file, length) = blocking(&at.path, move || {
-        let file = files.read(&path)?;
+    let (file, start, length) = blocking(&at.path, move || {
+        let mut file = files.read(&path)?;
         let length = file.metadata()?.len();
-        Ok((file, length))
+        // What fits into a chunk is as long as it says, whatever a box writes meanwhile.
+        let mut start = Vec::with_capacity(length.min(CHUNK as u64) as usize);
+        (&mut file)
+            .take(length.min(CHUNK as u64))
+            .read_to_end(&mut start)?;
+        let length = if length > CHUNK as u64 {
+            length
+        } else {
+            start.len() as u64
+        };
+        Ok((file, start, length))
     })
     .await?;
     // A file that grows meanwhile is sent as long as it was.
-    let file = tokio::fs::File::from_std(file).take(length);
-    let chunks = futures_util::stream::try_unfold(file, |mut file| async move {
+    let rest = tokio::fs::File::from_std(file).take(length.saturating_sub(start.len() as u64));
+    let rest = futures_util::stream::try_unfold(rest, |mut file| async move {
         let mut chunk = Vec::with_capacity(CHUNK);
         (&mut file).take(CHUNK as u64).read_to_end(&mut chunk).await?;
         Ok::<_, io::Error>((!chunk.is_empty()).then(|| (Bytes::from(chunk), file)))
     });
+    let chunks = futures_util::stream::once(async { Ok(Bytes::from(start)) }).chain(rest);
     let headers = [
         (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
         (header::CONTENT_LENGTH, length.to_string()),
