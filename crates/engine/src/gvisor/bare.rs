@@ -16,7 +16,9 @@ use super::find::{Runsc, find};
 use super::reach::tables_of;
 use super::start::{SECRET, command, describe};
 use crate::criu::manifest::Manifest;
+use crate::host::netns_of;
 use crate::launch::{Job, Launcher, Spec, Staged};
+use crate::network::Inside;
 use crate::{BootConfig, BoxSpec, Id, Isolation, Limits, network};
 
 const PAUSE: Duration = Duration::from_millis(1);
@@ -69,7 +71,7 @@ impl BareRunsc {
     }
 
     /// How long a plain runsc takes to bring back the box of `image`, which has so much memory, until its guest answers, and then to
-    /// write an image of its own. It has no network and no limits, its home is a copy, and nobody looks at checksums.
+    /// write an image of its own. It has no network but its loopback, and no limits, its home is a copy, and nobody looks at checksums.
     pub async fn restore(&self, id: &Id, image: &Path, memory: u64) -> io::Result<(Duration, Duration)> {
         let manifest = Manifest::read(image).map_err(io::Error::other)?;
         let home = Copied::make(&self.data, id)?;
@@ -130,7 +132,11 @@ impl BareRunsc {
                 directory: staged.0.clone(),
             },
         };
-        launcher.launch(&launch).await?;
+        let process = launcher.launch(&launch).await?;
+        // The guest listens there, and gVisor breaks off if it cannot bind again what was bound.
+        let inside = Inside::start().map_err(io::Error::other)?;
+        let prepared = inside.loop_back(netns_of(&process)?).await;
+        prepared.map_err(io::Error::other)?;
         launcher.socket.send(b"go").await?;
         match launcher.process.wait().await?.success() {
             true => Ok(()),

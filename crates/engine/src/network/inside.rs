@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use rtnetlink::packet_route::link::LinkMessage;
 use rtnetlink::packet_route::neighbour::NeighbourState;
 use rtnetlink::packet_route::route::{RouteMessage, RouteScope, RouteType};
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
@@ -56,7 +57,7 @@ pub struct Inside {
 }
 
 impl Inside {
-    pub(super) fn start() -> Result<Self> {
+    pub(crate) fn start() -> Result<Self> {
         let failed = || EngineError::io("cannot start the thread that enters boxes");
         let host = dorm_sys::namespace::open(std::process::id() as i32, "net").map_err(failed())?;
         let (jobs, queue) = mpsc::channel::<(Arc<OwnedFd>, Job)>();
@@ -144,6 +145,12 @@ impl Inside {
         self.with_handle(netns, change).await
     }
 
+    /// Brings up `lo` in `netns`, and nothing else.
+    pub(crate) async fn loop_back(&self, netns: Arc<OwnedFd>) -> Result<()> {
+        let change = async |handle: &Handle| loop_back(handle).await;
+        self.with_handle(netns, change).await
+    }
+
     async fn with_handle(
         &self,
         netns: Arc<OwnedFd>,
@@ -168,9 +175,16 @@ async fn connect(socket: TcpSocket, to: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
+fn up(name: &str) -> LinkMessage {
+    LinkUnspec::new_with_name(name).up().build()
+}
+
+async fn loop_back(handle: &Handle) -> Result<(), rtnetlink::Error> {
+    handle.link().set(up("lo")).execute().await
+}
+
 async fn configure(handle: &Handle, address: Ipv4Addr) -> Result<(), rtnetlink::Error> {
-    let up = |name: &str| LinkUnspec::new_with_name(name).up().build();
-    handle.link().set(up("lo")).execute().await?;
+    loop_back(handle).await?;
     handle.link().set(up("eth0")).execute().await?;
     let index = index_of(handle, "eth0").await?;
     handle

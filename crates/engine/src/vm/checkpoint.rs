@@ -11,7 +11,7 @@ use dorm_sys::process::Process;
 
 use super::Vm;
 use super::command::Hardware;
-use super::reach::{now_ms, too_late};
+use super::reach::{in_time, now_ms, too_late};
 use super::start::{READY_WITHIN, entropy};
 use crate::criu::manifest::Manifest;
 use crate::host::image::Unfinished;
@@ -103,7 +103,11 @@ impl Vm {
                 self.keep_hardware(&launched.live, &hardware)?;
                 Ok(launched.settle())
             }
-            Err(error) => Err(failed("came back")(self.explain(&launched, error).await.into())),
+            // Its memory is no longer what its state was saved with.
+            Err(error) => {
+                let reason = self.explain(&launched, error).await;
+                Err(EngineError::BadImage(format!("the machine went on, and then {reason}")))
+            }
         }
     }
 
@@ -115,14 +119,20 @@ impl Vm {
             .of_machine(spec.slot)
             .map_err(io::Error::other)?;
         let told = async {
-            let link = self.link(live, READY_WITHIN).await?;
-            let order = Order::Resume {
-                hostname: spec.hostname.clone(),
-                network,
-                now_ms: now_ms(),
-                entropy: entropy(),
-            };
-            link.have_done(&order).await
+            loop {
+                let link = self.link(live, READY_WITHIN).await?;
+                let order = Order::Resume {
+                    hostname: spec.hostname.clone(),
+                    network: network.clone(),
+                    now_ms: now_ms(),
+                    entropy: entropy(),
+                };
+                match in_time(&link, link.have_done(&order)).await {
+                    // A guest may lose a conversation when its machine wakes, and hears the next one.
+                    Err(late) if late.kind() == io::ErrorKind::TimedOut => {}
+                    told => return told,
+                }
+            }
         };
         tokio::select! {
             told = tokio::time::timeout(READY_WITHIN, told) => told.map_err(|_| too_late())?,

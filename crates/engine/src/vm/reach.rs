@@ -31,7 +31,7 @@ pub(super) fn too_late() -> io::Error {
 }
 
 /// What comes of `doing`. A conversation in which nothing comes of it is ended, so that the next call begins anew.
-async fn in_time<T>(link: &Link, doing: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+pub(super) async fn in_time<T>(link: &Link, doing: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     match tokio::time::timeout(WITHIN, doing).await {
         Ok(done) => done,
         Err(_) => {

@@ -23,6 +23,9 @@ const CHUNK: usize = 32 * 1024;
 const PORT_WITHIN: Duration = Duration::from_secs(60);
 /// How often to look for a daemon while there is none: the kernel does not tell whoever blocks.
 const ABSENT: Duration = Duration::from_millis(20);
+/// How many looks make sure that there is none. After a sleep, the kernel may tell that one has gone when the next is there and has
+/// begun already: it hears of both at the same time, and of what they say sooner.
+const LOOKS: u32 = 5;
 
 pub(super) struct Port {
     /// What came; nothing, when the other side has gone.
@@ -39,20 +42,26 @@ pub(super) fn open() -> io::Result<Port> {
     let reader = Arc::clone(&file);
     let read = move || {
         let mut buffer = vec![0; CHUNK];
-        let mut absent = true;
+        let mut looks = 0;
         loop {
-            match (&*reader).read(&mut buffer) {
-                Ok(0) if absent => std::thread::sleep(ABSENT),
+            let received = match (&*reader).read(&mut buffer) {
+                Ok(0) => {
+                    looks = (looks + 1).min(LOOKS + 1);
+                    std::thread::sleep(ABSENT);
+                    (looks == LOOKS).then(Vec::new)
+                }
                 Ok(n) => {
-                    absent = n == 0;
-                    if incoming.blocking_send(buffer[..n].to_vec()).is_err() {
-                        return;
-                    }
+                    looks = 0;
+                    Some(buffer[..n].to_vec())
                 }
                 Err(e) => {
                     log!("the port cannot be read: {e}");
                     std::thread::sleep(ABSENT);
+                    None
                 }
+            };
+            if received.is_some_and(|bytes| incoming.blocking_send(bytes).is_err()) {
+                return;
             }
         }
     };

@@ -184,36 +184,29 @@ impl Report {
         let mut table = Table::new([
             "MEASURED", ">RUNS", ">P50 MS", ">P95 MS", ">P99 MS", ">MAX MS", ">MIB/S",
         ]);
-        for Measurement { name, skipped, times } in &self.measurements {
-            let ms = |value: f64| format!("{value:.2}");
-            match times {
-                Some(t) => table.row([
-                    (*name).to_owned(),
+        let mut skipped = String::new();
+        for measured in &self.measurements {
+            let (name, ms) = (measured.name, |value: f64| format!("{value:.2}"));
+            if let Some(t) = &measured.times {
+                table.row([
+                    name.to_owned(),
                     t.runs.to_string(),
                     ms(t.p50_ms),
                     ms(t.p95_ms),
                     ms(t.p99_ms),
                     ms(t.max_ms),
                     t.mib_per_second.map(|r| format!("{r:.0}")).unwrap_or_default(),
-                ]),
-                None => {
-                    let why = format!("{name} (skipped: {})", skipped.as_deref().unwrap_or_default());
-                    table.row([
-                        why,
-                        "0".into(),
-                        "".into(),
-                        "".into(),
-                        "".into(),
-                        "".into(),
-                        "".into(),
-                    ]);
-                }
+                ]);
+            }
+            if let Some(why) = &measured.skipped {
+                skipped += &format!("skipped: {name}: {}\n", why.trim());
             }
         }
-        let mut text = match self.measurements.is_empty() {
-            true => String::new(),
-            false => table.render(),
+        let mut text = match self.measurements.iter().any(|m| m.times.is_some()) {
+            true => table.render(),
+            false => String::new(),
         };
+        text += &skipped;
         if !self.figures.is_empty() {
             let mut figures = Table::new(["FIGURE", ">IS", ""]);
             for Figure { name, value, unit } in &self.figures {
@@ -303,6 +296,6 @@ mod tests {
             at_most: 3.0,
         });
         assert!(report.ratios.is_empty());
-        assert!(report.render().contains("b (skipped: not installed)"));
+        assert!(report.render().ends_with("skipped: b: not installed\n"));
     }
 }
