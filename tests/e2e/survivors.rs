@@ -457,7 +457,10 @@ fn a_process_that_is_starting_another_comes_back() -> Result<()> {
 
     starting("/tmp/never")?;
     let hibernate = agent.server.dorm(&["hibernate", &agent.name])?;
-    hibernate.refused(4, &["process", "has yet to execute its program", "goes on as it was"])?;
+    match harness::engines::in_machines() {
+        true => hibernate.succeeded().map(drop)?,
+        false => hibernate.refused(4, &["process", "has yet to execute its program", "goes on as it was"]).map(drop)?,
+    }
     agent.sh(": > /tmp/never")?.succeeded()?;
     agent.until("the child has run", "test -e /tmp/never.done")
 }

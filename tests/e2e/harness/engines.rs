@@ -230,10 +230,6 @@ const GVISOR_CANNOT: Cannot = &[
         &["no_descriptor_of_the_host_is_open_in_a_box"],
     ),
     (
-        "it counts itself in a box's memory",
-        &["beyond_the_budget_the_longest_asleep_goes_to_disk_first"],
-    ),
-    (
         "no frames of one's own making are sent",
         &["questions_for_hardware_addresses_leave_no_trace"],
     ),
@@ -306,6 +302,13 @@ const VM_CANNOT: Cannot = &[
     (
         "there is nothing in it that cannot be saved",
         &["what_cannot_be_saved_is_named_and_goes_on"],
+    ),
+    (
+        "ports are reached through the guest, whose connections end at a snapshot",
+        &[
+            "connections_to_ports_outlive_live_snapshots_and_forks",
+            "code_goes_on_over_snapshots_forks_and_sleeps",
+        ],
     ),
     (
         "the process that is looked at is QEMU",

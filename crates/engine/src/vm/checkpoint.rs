@@ -106,7 +106,9 @@ impl Vm {
             // Its memory is no longer what its state was saved with.
             Err(error) => {
                 let reason = self.explain(&launched, error).await;
-                Err(EngineError::BadImage(format!("the machine went on, and then {reason}")))
+                Err(EngineError::BadImage(format!(
+                    "the machine went on, and then {reason}"
+                )))
             }
         }
     }

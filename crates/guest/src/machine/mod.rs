@@ -9,6 +9,7 @@
 //! a serial port that only root in the machine can open, and that this program holds open.
 
 mod archive;
+mod connections;
 mod early;
 mod identity;
 mod modules;

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Boot, archive, identity, still, volumes};
+use super::{Boot, archive, connections, identity, still, volumes};
 use crate::http::Server;
 use crate::log::log;
 use crate::sys;
@@ -77,6 +77,7 @@ impl Orders {
                     Ok(()) => Answer::Done,
                     Err(e) => Answer::Failed(format!("the network cannot be set up: {e}")),
                 };
+                let _ = tokio::task::spawn_blocking(connections::end_to_outside).await;
                 still::release();
                 answer
             }
