@@ -3,19 +3,22 @@
 //! gVisor, of the versions that distributions have, tells of TCP connections and pipes that were taken out of an epoll set and closed long
 //! ago, once the box has come back from a memory image. The runtime takes what comes with such news for a live object of its
 //! own. Unix sockets are not affected.
+//!
+//! A read there may also give less than is there, so only one that gives nothing says that nothing is left. The runtime's own streams believe
+//! every read that gives less than was asked for, and would then wait for news that has come already.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::thread;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixStream;
 
 use crate::sys;
@@ -93,6 +96,14 @@ fn copy(mut from: impl Read, mut to: impl Write) {
     }
 }
 
+/// After the first of these, the runtime waits for news.
+fn tries_again(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
+
 impl Drop for Bridge {
     fn drop(&mut self) {
         // The sockets are closed after this, and the threads see that then.
@@ -102,17 +113,31 @@ impl Drop for Bridge {
 
 impl AsyncRead for Bridge {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        loop {
+            ready!(self.stream.poll_read_ready(cx))?;
+            let read = || sys::read(self.stream.as_fd(), buf.initialize_unfilled());
+            match self.stream.try_io(Interest::READABLE, read) {
+                Err(e) if tries_again(&e) => {}
+                read => return Poll::Ready(read.map(|length| buf.advance(length))),
+            }
+        }
     }
 }
 
 impl AsyncWrite for Bridge {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.stream.poll_write_ready(cx))?;
+            let write = || sys::write(self.stream.as_fd(), buf);
+            match self.stream.try_io(Interest::WRITABLE, write) {
+                Err(e) if tries_again(&e) => {}
+                written => return Poll::Ready(written),
+            }
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
