@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use super::Container;
 use super::spare::Spares;
 use crate::criu::manifest::{Manifest, Pages};
-use crate::criu::{Criu, LENT};
+use crate::criu::{Criu, LENT, Talk};
 use crate::host::image::{Still, Unfinished};
 use crate::host::{LiveBox, ended, netns_of, record_of};
 use crate::launch::{self, Job};
@@ -52,12 +52,12 @@ impl Container {
         let failed = || EngineError::io("cannot write the memory image");
         let home = self.host.pool.home_path(&live.id);
         let began = Instant::now();
-        let mut moment = MOMENT;
+        let (mut moment, mut talk) = (MOMENT, Talk::Errors);
         let (unfinished, names) = loop {
             let unfinished = Unfinished::make(image).map_err(failed())?;
             let (launcher, pid) = (&self.host.launcher, live.process.pid);
             let volumes: Vec<String> = live.volumes.iter().map(|volume| volume.path.clone()).collect();
-            let dumped = criu.dump(launcher, pid, &live.group, &home, &volumes, &unfinished.0);
+            let dumped = criu.dump(launcher, pid, &live.group, &home, &volumes, &unfinished.0, talk);
             match dumped.await {
                 Ok(names) => break (unfinished, names),
                 Err(EngineError::CannotCheckpoint(reason)) if moment <= LAST_MOMENT && passes(&reason) => {
@@ -67,6 +67,8 @@ impl Container {
                     moment *= 2;
                     live.freeze().await?;
                 }
+                // Once more, to hear which process it is.
+                Err(EngineError::CannotCheckpoint(_)) if talk == Talk::Errors => talk = Talk::Steps,
                 Err(error) => return Err(error),
             }
         };
@@ -179,13 +181,9 @@ impl Container {
         // It is a member of the box's group.
         waiting.end().await;
         let restored = match restored {
+            Ok(restored) => restored,
             // Memory that is damaged explains whatever else went wrong.
-            Err(EngineError::BadImage(reason)) => {
-                return Err(EngineError::BadImage(
-                    check.verdict().await.err().unwrap_or(reason),
-                ));
-            }
-            restored => restored?,
+            Err(error) => return Err(check.verdict().await.err().map_or(error, EngineError::BadImage)),
         };
         let process = Process::open(restored).map_err(EngineError::io("cannot find the restored box"))?;
         let found = netns_of(&process)

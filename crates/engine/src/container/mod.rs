@@ -39,11 +39,10 @@ impl Container {
         let failed = || EngineError::io("cannot prepare the container engine");
         let filter = SystemCallFilter::compile().map_err(failed())?.to_bytes();
         let (data, launcher) = (config.data.clone(), config.launcher.clone());
-        let of_others = Arc::clone(&host);
         let criu = tokio::task::spawn_blocking(move || {
             let canonical = std::fs::canonicalize(&data).unwrap_or_else(|_| data.clone());
             let places = [canonical.join("images"), canonical.join("tmp")];
-            crate::criu::orphans::wait(&places, || of_others.processes_with_run_directory());
+            crate::criu::orphans::wait(&places);
             crate::criu::find(&data, &launcher)
         })
         .await;

@@ -8,7 +8,7 @@ use dorm_sys::cgroup::{Group, Hierarchy};
 use dorm_sys::process::Process;
 use rustix::process::Signal;
 
-use super::Criu;
+use super::{Criu, Talk};
 use super::manifest::Manifest;
 use crate::host::{ended, instance};
 use crate::launch::{Job, Launcher, Spec};
@@ -89,7 +89,7 @@ impl Bare {
         let home = self.data.join("pool/homes").join(id.as_str());
         let names = self
             .criu()?
-            .dump(&self.launcher, pid, &self.group(id), &home, &[], images)
+            .dump(&self.launcher, pid, &self.group(id), &home, &[], images, Talk::Errors)
             .await?;
         let took = began.elapsed();
         super::forget(&home, &names);

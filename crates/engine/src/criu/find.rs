@@ -155,7 +155,8 @@ fn self_test(command: &[PathBuf], launcher: &Path, knowledge: &Path) -> io::Resu
     if output.status.success() {
         return Ok(());
     }
-    let reason = super::rpc::errors(&images.path().join(super::LOG));
+    let log = fs::read_to_string(images.path().join(super::LOG)).unwrap_or_default();
+    let reason = super::rpc::errors(&log);
     let said = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(io::Error::other(format!(
         "it failed in a test: {}",

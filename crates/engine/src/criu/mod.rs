@@ -14,6 +14,7 @@ use crate::packet::PacketSocket;
 use crate::{EngineError, Result};
 
 pub mod bare;
+mod culprit;
 mod find;
 mod hashed;
 pub(crate) mod manifest;
@@ -28,6 +29,16 @@ pub(crate) use names::{forget, release};
 
 /// CRIU would wait seconds for such a process, which cannot stop before its child has gone on.
 pub(crate) const LENT: &str = "waits for a child that has yet to execute its program";
+
+/// How much CRIU tells of what it does: its own levels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Talk {
+    Errors = 2,
+    Steps = 3,
+}
+
+/// CRIU's word for a process of the box that was killed while it was brought back.
+const KILLED: &str = "killed by signal 9";
 
 /// CRIU's own log, in its working directory.
 const LOG: &str = "criu.log";
@@ -85,7 +96,9 @@ impl Criu {
     }
 
     /// Writes the memory of the process tree of `pid`, which is in the frozen `group`, to the directory `images`. Gives
-    /// the names that it had to leave in `home`, without which the image is of no use.
+    /// the names that it had to leave in `home`, without which the image is of no use. CRIU tells what it does with `talk`, which
+    /// takes time, and names the process where it fails.
+    #[expect(clippy::too_many_arguments, reason = "they have one thing in common, this call")]
     pub(crate) async fn dump(
         &self,
         launcher: &Path,
@@ -94,6 +107,7 @@ impl Criu {
         home: &Path,
         volumes: &[String],
         images: &Path,
+        talk: Talk,
     ) -> Result<Vec<PathBuf>> {
         let failed = || EngineError::io("cannot start criu");
         let directory = File::open(images).map_err(failed())?;
@@ -101,7 +115,8 @@ impl Criu {
             .waits()
             .map_err(EngineError::io("cannot look at the box's processes"))?;
         if let Some(thread) = waits.lender {
-            return Err(EngineError::CannotCheckpoint(format!("process {thread} {LENT}")));
+            let who = culprit::called(thread);
+            return Err(EngineError::CannotCheckpoint(format!("{who} {LENT}")));
         }
         let owner =
             dorm_sys::namespace::open(pid, "user").and_then(|ns| dorm_sys::namespace::owner(ns.as_fd()));
@@ -116,6 +131,7 @@ impl Criu {
         let done = async {
             let mut options = rpc::Options::new(directory.as_fd(), directory.as_fd());
             options.pid = Some(pid);
+            options.log_level = Some(talk as i32);
             options.leave_running = Some(true);
             options.unprivileged = (user != 0).then_some(true);
             options.notify_scripts = Some(true);
@@ -170,7 +186,7 @@ impl Criu {
         options.notify_scripts = Some(true);
         options.external = external_mounts(false, volumes.iter().map(|volume| volume.at.as_str()));
         let call = rpc::restore(socket, options).await;
-        let call = call.map_err(|refused| EngineError::BadImage(self.reason(work, refused)))?;
+        let call = call.map_err(|refused| self.unrestored(work, refused))?;
         Ok(Restoring {
             criu: self,
             call,
@@ -190,10 +206,36 @@ impl Criu {
     }
 
     fn reason(&self, work: &Path, refused: rpc::Refused) -> String {
-        rpc::errors(&work.join(LOG)).unwrap_or(match refused.0.as_str() {
-            "" => "criu gave no reason".to_owned(),
-            reason => reason.to_owned(),
-        })
+        let log = std::fs::read_to_string(work.join(LOG)).unwrap_or_default();
+        let reason = rpc::errors(&log).unwrap_or(match refused {
+            rpc::Refused::No(reason) if reason.is_empty() => "criu gave no reason".to_owned(),
+            rpc::Refused::No(reason) => reason,
+            rpc::Refused::Lost(error) => format!("the connection to criu is lost: {error}"),
+        });
+        match culprit::in_log(&log) {
+            Some(pid) => format!("{}: {reason}", culprit::called(pid)),
+            None => reason,
+        }
+    }
+
+    /// Why nothing came back. That somebody was killed on the way, as the kernel does for want of memory, says nothing about the image.
+    fn unrestored(&self, work: &Path, refused: rpc::Refused) -> EngineError {
+        let lost = matches!(refused, rpc::Refused::Lost(_));
+        let reason = self.reason(work, refused);
+        let killed = lost
+            || reason
+                .split("; ")
+                .next()
+                .is_some_and(|first| first.contains(KILLED));
+        match room::is_lacking(work, &reason) {
+            Some(free) => EngineError::NoSpace { free },
+            None if killed => EngineError::Io {
+                doing: "criu was killed while it brought the memory back, perhaps for want of memory"
+                    .to_owned(),
+                source: std::io::Error::other(reason),
+            },
+            None => EngineError::BadImage(reason),
+        }
     }
 }
 
@@ -249,18 +291,12 @@ impl Restoring<'_> {
     }
 
     async fn go_on(&self) -> Result<()> {
-        self.call.go_on().await.map_err(|refused| self.refused(refused))
+        let gone_on = self.call.go_on().await;
+        gone_on.map_err(|refused| self.criu.unrestored(self.work, refused))
     }
 
     async fn next(&self) -> Result<rpc::Progress> {
-        self.call.next().await.map_err(|refused| self.refused(refused))
-    }
-
-    fn refused(&self, refused: rpc::Refused) -> EngineError {
-        let reason = self.criu.reason(self.work, refused);
-        match room::is_lacking(self.work, &reason) {
-            Some(free) => EngineError::NoSpace { free },
-            None => EngineError::BadImage(reason),
-        }
+        let next = self.call.next().await;
+        next.map_err(|refused| self.criu.unrestored(self.work, refused))
     }
 }

@@ -1,7 +1,6 @@
 //! The part of CRIU's RPC that dorm speaks. Names and numbers are CRIU's, and never change there.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::path::Path;
 
 use prost::Message;
 
@@ -37,7 +36,7 @@ pub(super) struct Options {
     #[prost(bool, optional, tag = "8")]
     file_locks: Option<bool>,
     #[prost(int32, optional, tag = "9")]
-    log_level: Option<i32>,
+    pub(super) log_level: Option<i32>,
     #[prost(string, optional, tag = "10")]
     log_file: Option<String>,
     #[prost(bool, optional, tag = "12")]
@@ -77,7 +76,7 @@ impl Options {
         Self {
             images_dir_fd: images.as_raw_fd(),
             work_dir_fd: Some(work.as_raw_fd()),
-            log_level: Some(2),
+            log_level: Some(super::Talk::Errors as i32),
             log_file: Some(super::LOG.to_owned()),
             file_locks: Some(true),
             link_remap: Some(true),
@@ -121,9 +120,14 @@ struct Notification {
     pid: Option<i32>,
 }
 
-/// CRIU said no. Its log says why.
+/// CRIU did not do it. Its log may say why.
 #[derive(Debug)]
-pub(super) struct Refused(pub(super) String);
+pub(super) enum Refused {
+    /// It said no.
+    No(String),
+    /// It ended without a word.
+    Lost(std::io::Error),
+}
 
 /// One call of CRIU, while it lasts.
 #[derive(Debug)]
@@ -185,15 +189,15 @@ impl<'a> Call<'a> {
 
     pub(super) async fn next(&self) -> Result<Progress, Refused> {
         loop {
-            let packet = self.0.receive().await.map_err(lost)?;
+            let packet = self.0.receive().await.map_err(Refused::Lost)?;
             let response = Response::decode(&packet[..])
-                .map_err(|e| Refused(format!("criu's answer makes no sense: {e}")))?;
+                .map_err(|e| Refused::No(format!("criu's answer makes no sense: {e}")))?;
             if response.kind != NOTIFY {
                 return match response.success {
                     true => Ok(Progress::Done {
                         pid: response.restored.map(|r| r.pid),
                     }),
-                    false => Err(Refused(response.message.unwrap_or_default())),
+                    false => Err(Refused::No(response.message.unwrap_or_default())),
                 };
             }
             let notify = response.notify.unwrap_or_default();
@@ -225,17 +229,12 @@ impl<'a> Call<'a> {
     }
 
     async fn send(&self, request: Request) -> Result<(), Refused> {
-        self.0.send(&request.encode_to_vec()).await.map_err(lost)
+        self.0.send(&request.encode_to_vec()).await.map_err(Refused::Lost)
     }
 }
 
-fn lost(error: std::io::Error) -> Refused {
-    Refused(format!("the connection to criu is lost: {error}"))
-}
-
 /// The lines of CRIU's log that tell of errors, the first ones first: later ones follow from them.
-pub(super) fn errors(log: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(log).ok()?;
+pub(super) fn errors(log: &str) -> Option<String> {
     let message = |line: &str| {
         Some(
             line.split_once("Error (")?
@@ -247,7 +246,7 @@ pub(super) fn errors(log: &Path) -> Option<String> {
         )
     };
     let harmless = |line: &String| !line.starts_with("rlimit:");
-    let lines: Vec<String> = text
+    let lines: Vec<String> = log
         .lines()
         .filter_map(message)
         .filter(harmless)
@@ -262,12 +261,9 @@ mod tests {
 
     #[test]
     fn the_first_errors_of_a_log_are_the_reason() {
-        let directory = tempfile::tempdir().unwrap();
-        let log = directory.path().join("log");
-        let text = "(00.1) Warn  (criu/a.c:1): mnt: x\n(00.2) Error (criu/util.c:1): rlimit: no\n\
+        let log = "(00.1) Warn  (criu/a.c:1): mnt: x\n(00.2) Error (criu/util.c:1): rlimit: no\n\
             (00.3) Error (criu/files.c:2): Can't dump file 7 of process 12 (io_uring)\n(00.4) Error (criu/cr.c:9): Dumping FAILED.\n";
-        std::fs::write(&log, text).unwrap();
-        let reason = errors(&log).unwrap();
+        let reason = errors(log).unwrap();
         assert_eq!(
             reason,
             "Can't dump file 7 of process 12 (io_uring); Dumping FAILED."

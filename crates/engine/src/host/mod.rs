@@ -3,7 +3,7 @@
 //!
 //! [`Host`] keeps the boxes that run now. Everything else about a box can be found again from its id.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -175,14 +175,6 @@ impl Host {
         let directory = self.run_directory(id);
         make_passable(&directory)?;
         Ok(directory)
-    }
-
-    /// The processes of all boxes that have such a directory.
-    pub(crate) fn processes_with_run_directory(&self) -> HashSet<i32> {
-        let boxes = self.present().unwrap_or_default().into_iter();
-        let with = boxes.filter(|id| self.run_directory(id).exists());
-        with.flat_map(|id| self.cgroups.group(id.as_str()).processes().unwrap_or_default())
-            .collect()
     }
 
     /// The guest that is in a memory image for the box of `spec`.
