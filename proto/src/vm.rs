@@ -44,7 +44,8 @@ pub enum Order {
         #[serde(default)]
         volumes: Vec<String>,
     },
-    /// After a return from disk: answered when the machine knows the time and who it is.
+    /// After a return from disk: answered when the machine knows the time and who it is, and its processes go on. It says that it
+    /// failed if its network could not be set up; everything else is done then.
     Resume {
         hostname: String,
         network: Network,
@@ -54,7 +55,8 @@ pub enum Order {
     /// After a time in which the machine stood still, or was about to.
     Clock { now_ms: i64 },
     /// Answered when no process of the box runs, everything written is on the machine's disk, and nothing is under way to its volumes, as is
-    /// right for a machine that is about to stand still. [`Order::Resume`] or [`Order::Clock`] let all of it go on.
+    /// right for a machine that is about to stand still; with [`Answer::Held`] where the disk takes too long. [`Order::Resume`] or
+    /// [`Order::Clock`] let all of it go on.
     Sync,
     /// As SIGTERM to process 1 of a container; the machine is off at the end.
     Stop,
@@ -78,6 +80,8 @@ pub enum Answer {
     Failed(String),
     /// What listens in `/proc/net/tcp` and `/proc/net/tcp6`, below their heads.
     Listening(Vec<String>),
+    /// To [`Order::Sync`]: no process runs, but not everything written is on the disk. Earlier guests wait for that, however long it takes.
+    Held,
 }
 
 /// What a machine's interface is to have.

@@ -158,6 +158,17 @@ impl Engine for Engines {
         }
     }
 
+    async fn can_convert(&self, spec: &BoxSpec) -> Result<()> {
+        self.engine(spec.isolation)?;
+        let pool = &self.host.pool;
+        if pool.is_machine(&spec.id)? == (spec.isolation == Isolation::Vm) {
+            return Ok(());
+        }
+        // Only a machine knows what is on its disk.
+        self.engine(Isolation::Vm)?;
+        pool.has_room_to_convert(&spec.id).await
+    }
+
     async fn set_memory_aside(&self, id: &Id) -> Result<()> {
         let aside = self.host.pool.set_memory_aside(id);
         aside.map_err(EngineError::io("cannot keep the memory that cannot be used"))

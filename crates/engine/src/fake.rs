@@ -99,6 +99,11 @@ impl FakeEngine {
         self.world().fail_conversions.push(error);
     }
 
+    /// The next home that is to get another form is known not to have room, or an engine, for it.
+    pub fn refuse_next_conversion(&self, error: EngineError) {
+        self.world().refuse_conversion = Some(error);
+    }
+
     /// What homes were converted for.
     pub fn conversions(&self) -> Vec<Isolation> {
         self.world().conversions.clone()
@@ -246,6 +251,10 @@ impl Engine for FakeEngine {
         }
         world.conversions.push(spec.isolation);
         Ok(Vec::new())
+    }
+
+    async fn can_convert(&self, _: &BoxSpec) -> Result<()> {
+        self.world().refuse_conversion.take().map_or(Ok(()), Err)
     }
 
     async fn adopt(&self, spec: &BoxSpec, record: &BoxRecord) -> Result<bool> {

@@ -289,6 +289,8 @@ pub enum EngineError {
     NoVolume(Id),
     #[error("no space is left on the disk ({free} bytes free)")]
     NoSpace { free: u64 },
+    #[error("it takes {needed} bytes of room, and {free} are free")]
+    TooLittleSpace { needed: u64, free: u64 },
     #[error("nothing listens on port {port} of {id}")]
     PortClosed { id: Id, port: u16 },
     #[error("the layer cannot be unpacked: {0}")]
@@ -332,7 +334,7 @@ pub fn is_no_space(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
         let full = match (error.downcast_ref(), error.downcast_ref::<std::io::Error>()) {
-            (Some(EngineError::NoSpace { .. }), _) => true,
+            (Some(EngineError::NoSpace { .. } | EngineError::TooLittleSpace { .. }), _) => true,
             (_, Some(error)) => matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded),
             _ => false,
         };
@@ -357,6 +359,9 @@ pub trait Engine: Send + Sync + 'static {
     /// Gives the home of `spec.id` the form that boxes of `spec.isolation` run on, with all its files. No box may run on it. A
     /// crash leaves either form, whole. Gives what had to be left out, in words.
     async fn convert(&self, spec: &BoxSpec) -> Result<Vec<String>>;
+
+    /// Whether there is an engine and room for [`Engine::convert`], as far as that can be told while a box runs on the home.
+    async fn can_convert(&self, spec: &BoxSpec) -> Result<()>;
 
     /// Keeps what there is of a memory in the home of `id` that cannot be used, for people to look at.
     async fn set_memory_aside(&self, _id: &Id) -> Result<()> {

@@ -16,6 +16,7 @@ pub(super) struct World {
     pub(super) fail_checkpoints: Vec<String>,
     pub(super) fail_restores: Vec<EngineError>,
     pub(super) fail_conversions: Vec<EngineError>,
+    pub(super) refuse_conversion: Option<EngineError>,
     pub(super) conversions: Vec<Isolation>,
     pub(super) cannot_checkpoint: Option<String>,
     pub(super) starts: u64,

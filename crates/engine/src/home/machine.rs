@@ -112,6 +112,32 @@ impl Pool {
         is_marked(&self.open_home(id)?).map_err(EngineError::io("cannot tell what the home holds"))
     }
 
+    /// Whether the files of the home of `id` have room a second time, in the other form.
+    pub(crate) async fn has_room_to_convert(&self, id: &Id) -> Result<()> {
+        let id = id.clone();
+        self.blocking(move |pool| {
+            let failed = || EngineError::io("cannot tell how much is in the home");
+            let home = pool.open_home(&id)?;
+            let mut free = pool.filesystem.space()?.free;
+            let needed = if is_marked(&home).map_err(failed())? {
+                // Its memory goes before.
+                free += taken_by(&home, MEMORY).map_err(failed())?;
+                taken_by(&home, DISK).map_err(failed())?
+            } else {
+                let disks = pool.filesystem.root.join(DISKS);
+                match pool.template_of(&home).map_err(failed())? {
+                    Some(template) if disks.join(&template.disk).exists() => 0,
+                    _ => btrfs::written_since(home.as_fd(), 0).map_err(failed())?,
+                }
+            };
+            match needed > free {
+                true => Err(EngineError::TooLittleSpace { needed, free }),
+                false => Ok(()),
+            }
+        })
+        .await
+    }
+
     /// Fills a new home with the files in `archive`, for [`Pool::exchange_files`]: what the machine's disk has. Gives what had to
     /// be left out, in words.
     pub(crate) async fn stage_files(&self, id: &Id, uid_base: u32, archive: Layer) -> Result<Vec<String>> {
@@ -324,9 +350,18 @@ pub(super) fn limit_of(home: &File, disk: u64) -> io::Result<u64> {
 }
 
 fn size_of(home: &File, name: &str) -> io::Result<u64> {
+    Ok(file_in(home, name)?.map_or(0, |found| found.len()))
+}
+
+/// What a file of a home takes on disk.
+fn taken_by(home: &File, name: &str) -> io::Result<u64> {
+    Ok(file_in(home, name)?.map_or(0, |found| found.blocks() * 512))
+}
+
+fn file_in(home: &File, name: &str) -> io::Result<Option<fs::Metadata>> {
     match open_file(home, name, OFlags::RDONLY) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(0),
-        opened => Ok(opened?.metadata()?.len()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => opened?.metadata().map(Some),
     }
 }
 

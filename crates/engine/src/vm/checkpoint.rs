@@ -4,13 +4,14 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use dorm_proto::vm::Order;
+use dorm_proto::vm::{Answer, Order};
 use dorm_sys::process::Process;
 
 use super::Vm;
 use super::command::Hardware;
+use super::link::refused;
 use super::reach::{in_time, now_ms, too_late};
 use super::start::{READY_WITHIN, entropy};
 use crate::criu::manifest::Manifest;
@@ -22,6 +23,8 @@ use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, MemoryImage, Res
 pub(super) const STATE: &str = "state";
 /// [`Hardware`], as JSON.
 pub(super) const HARDWARE: &str = "hardware.json";
+/// How long a QEMU that says nothing any more may take to be gone.
+const ENDED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Vm {
     /// Of a machine that stands still, which it goes on doing.
@@ -40,14 +43,14 @@ impl Vm {
             if monitor.is_running().await.map_err(cannot)? {
                 return Err(cannot(io::Error::other("the machine does not stand still")));
             }
-            monitor.save(&state).await.map_err(cannot)
+            monitor.save(&state).await.map_err(cannot)?;
+            Ok(monitor.version)
         }
         .await;
         live.freeze().await?;
-        saved?;
+        let version = saved?;
         tracing::debug!(id = %live.id, took = ?began.elapsed(), "the machine's state is read");
 
-        let version = format!("qemu {}", self.usable_qemu()?.version);
         let (pool, id, image) = (self.host.pool.clone(), live.id.clone(), image.to_owned());
         let (guest_hash, uid_base) = (live.guest_hash.clone(), live.uid_base);
         Ok(Dumped::new(async move {
@@ -67,7 +70,7 @@ impl Vm {
     pub(super) async fn restore_machine(&self, spec: &BoxSpec, image: &Path) -> Result<(LiveBox, BoxRecord)> {
         let began = Instant::now();
         let qemu = self.usable_qemu()?;
-        let (guest, hardware, state) = {
+        let (manifest, hardware, state) = {
             let (image, memory) = (image.to_owned(), self.host.pool.machine_memory(&spec.id));
             let read = tokio::task::spawn_blocking(move || read(&image, &memory)).await;
             read.unwrap_or_else(|e| Err(e.to_string()))
@@ -77,16 +80,16 @@ impl Vm {
         let pool = &self.host.pool;
         pool.prepare_machine(&spec.id, spec.uid_base, 0).await?;
         let checked = began.elapsed();
-        let launched = self.launch(spec, qemu, &hardware, &guest, true).await?;
+        let guest = &manifest.guest_hash;
+        let launched = self.launch(spec, qemu, &hardware, guest, true).await?;
         let launched_after = began.elapsed();
         let mut monitor = self.monitor(&launched.live).await?;
         if let Err(error) = monitor.load(&state).await {
-            // A host that is too busy says nothing against the state.
-            let late = error.kind() == io::ErrorKind::TimedOut;
+            let is_refusal = is_refusal(&launched.live.process, error.kind()).await;
             let reason = self.explain(&launched, error).await;
-            return Err(match late {
-                true => failed("was given its state")(reason.into()),
-                false => EngineError::BadImage(reason),
+            return Err(match is_refusal {
+                true => refusal(manifest.made_by(), &monitor.version, reason),
+                false => failed("was given its state")(reason.into()),
             });
         }
         let loaded = began.elapsed();
@@ -129,10 +132,17 @@ impl Vm {
                     now_ms: now_ms(),
                     entropy: entropy(),
                 };
-                match in_time(&link, link.have_done(&order)).await {
+                match in_time(&link, link.order(&order)).await {
                     // A guest may lose a conversation when its machine wakes, and hears the next one.
                     Err(late) if late.kind() == io::ErrorKind::TimedOut => {}
-                    told => return told,
+                    Err(error) => return Err(error),
+                    Ok(Answer::Done) => return Ok(()),
+                    // It knows who it is, and goes on. Root in it can do to its interface what he likes.
+                    Ok(Answer::Failed(reason)) => {
+                        tracing::warn!(id = %spec.id, reason, "the machine is back, but perhaps without a network");
+                        return Ok(());
+                    }
+                    Ok(other) => return Err(refused(other)),
                 }
             }
         };
@@ -201,8 +211,34 @@ impl Vm {
     }
 }
 
-/// Everything of an image, compared with its manifest, and the hash of the guest in it. The error says what is wrong, in words.
-fn read(image: &Path, memory: &Path) -> Result<(String, Hardware, File), String> {
+/// Whether QEMU, which failed to load a state, has seen it and would have none of it. That it was too slow, or was killed, says
+/// nothing against the state.
+async fn is_refusal(qemu: &Process, failure: io::ErrorKind) -> bool {
+    match failure {
+        io::ErrorKind::Other => true,
+        io::ErrorKind::TimedOut => false,
+        // It leaves with an exit code when it cannot read a state.
+        _ => {
+            let end = tokio::time::timeout(ENDED_WITHIN, ended(qemu)).await;
+            end.ok().flatten().is_some_and(|end| end.exit_status().is_some())
+        }
+    }
+}
+
+/// The state is whole, as its checksum says. So the QEMU that wrote it would read it, if it is another.
+fn refusal(made_by: &str, version: &str, reason: String) -> EngineError {
+    if made_by == version {
+        return EngineError::BadImage(reason);
+    }
+    let why = format!(
+        "its memory was saved by {made_by} and is refused by {version}: {reason}; with that version it can be woken, and after \
+         `dorm stop` it can be started from its files"
+    );
+    failed("was given its state")(why.into())
+}
+
+/// Everything of an image, compared with its manifest. The error says what is wrong, in words.
+fn read(image: &Path, memory: &Path) -> Result<(Manifest, Hardware, File), String> {
     let (manifest, _) = Manifest::open(image)?;
     let hardware = std::fs::read(image.join(HARDWARE)).map_err(|e| format!("{HARDWARE}: {e}"))?;
     let hardware: Hardware = serde_json::from_slice(&hardware).map_err(|e| format!("{HARDWARE}: {e}"))?;
@@ -212,5 +248,40 @@ fn read(image: &Path, memory: &Path) -> Result<(String, Hardware, File), String>
         return Err("the memory in the home is not the one that goes with it".to_owned());
     }
     let state = File::open(image.join(STATE)).map_err(|e| format!("{STATE}: {e}"))?;
-    Ok((manifest.guest_hash, hardware, state))
+    Ok((manifest, hardware, state))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_qemu_that_left_by_itself_has_refused_a_state() {
+        let refuses = async |script: &str, failure: io::ErrorKind| {
+            let mut qemu = std::process::Command::new("sh")
+                .args(["-c", script])
+                .spawn()
+                .unwrap();
+            let process = Process::open(qemu.id() as i32).unwrap();
+            let refuses = is_refusal(&process, failure).await;
+            let _ = qemu.wait();
+            refuses
+        };
+        assert!(refuses("exit 1", io::ErrorKind::UnexpectedEof).await);
+        assert!(!refuses("kill -9 $$", io::ErrorKind::UnexpectedEof).await);
+        assert!(!refuses("exit 1", io::ErrorKind::TimedOut).await);
+    }
+
+    #[test]
+    fn a_state_that_another_version_refuses_is_kept_and_the_version_is_named() {
+        let same = refusal("qemu 7.2.22", "qemu 7.2.22", "no such device".to_owned());
+        assert!(matches!(same, EngineError::BadImage(_)), "{same:?}");
+        let other = refusal("qemu 7.2.22", "qemu 10.0.2", "no such device".to_owned());
+        assert!(matches!(other, EngineError::Start { .. }), "{other:?}");
+        let told = crate::chain(&other);
+        assert!(
+            told.contains("saved by qemu 7.2.22") && told.contains("refused by qemu 10.0.2"),
+            "{told}"
+        );
+    }
 }

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 
 use super::Vm;
-use super::link::answer;
+use super::link::{answer, refused};
 use super::reach::too_late;
 use crate::engines::Kind;
 use crate::host::ended;
@@ -106,8 +106,7 @@ async fn send(stream: &mut Stream, mut to: pipe::Sender) -> io::Result<()> {
     }
     match answer(stream).await? {
         Answer::Done => Ok(()),
-        Answer::Failed(reason) => Err(io::Error::other(reason)),
-        other => Err(io::Error::other(format!("the guest answers {other:?}"))),
+        other => Err(refused(other)),
     }
 }
 

@@ -83,10 +83,17 @@ impl Link {
     pub(crate) async fn have_done(&self, order: &Order) -> io::Result<()> {
         match self.order(order).await? {
             Answer::Done => Ok(()),
-            Answer::Failed(reason) => Err(io::Error::other(reason)),
-            other => Err(io::Error::other(format!("the guest answers {other:?}"))),
+            other => Err(refused(other)),
         }
     }
+}
+
+/// What an answer says that is not the one that was hoped for.
+pub(crate) fn refused(answer: Answer) -> io::Error {
+    io::Error::other(match answer {
+        Answer::Failed(reason) => reason,
+        other => format!("the guest answers {other:?}"),
+    })
 }
 
 pub(crate) async fn answer(stream: &mut Stream) -> io::Result<Answer> {

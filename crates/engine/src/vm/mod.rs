@@ -207,9 +207,5 @@ impl Kind for Vm {
 
 /// What this host has for machines, or what is missing, in words.
 pub(crate) fn look(data: &Path) -> Result<String, String> {
-    let found = Qemu::find(data)?.describe();
-    Ok(match start::last_boot(data) {
-        Some(took) => format!("{found}; the last start took {:.1} s", took.as_secs_f64()),
-        None => found,
-    })
+    Qemu::find(data).map(|qemu| qemu.describe())
 }

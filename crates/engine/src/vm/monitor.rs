@@ -22,6 +22,8 @@ const MIGRATION: &str = "MIGRATION";
 const MOST_EVENTS: usize = 64;
 
 pub(crate) struct Monitor {
+    /// Of the QEMU that runs: a newer one may have been installed since.
+    pub(crate) version: String,
     stream: BufReader<UnixStream>,
     /// Events that came while an answer was waited for.
     events: Vec<Value>,
@@ -30,10 +32,14 @@ pub(crate) struct Monitor {
 impl Monitor {
     pub(crate) async fn open(stream: UnixStream) -> io::Result<Self> {
         let mut monitor = Self {
+            version: String::new(),
             stream: BufReader::new(stream),
             events: Vec::new(),
         };
-        tokio::time::timeout(ANSWER_WITHIN, monitor.line()).await??;
+        let greeting = tokio::time::timeout(ANSWER_WITHIN, monitor.line()).await??;
+        let version = &greeting["QMP"]["version"]["qemu"];
+        let [major, minor, micro] = ["major", "minor", "micro"].map(|part| &version[part]);
+        monitor.version = format!("qemu {major}.{minor}.{micro}");
         monitor.execute("qmp_capabilities", json!({})).await?;
         Ok(monitor)
     }
@@ -207,5 +213,21 @@ impl Monitor {
         let read = json!({"device": "console", "size": size, "format": "utf8"});
         let text = self.execute("ringbuf-read", read).await?;
         Ok(text.as_str().unwrap_or_default().trim().to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncWriteExt;
+
+    #[tokio::test]
+    async fn a_monitor_says_which_version_runs() {
+        let (ours, mut qemu) = UnixStream::pair().unwrap();
+        let greeting =
+            r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian"}}}"#;
+        let said = format!("{greeting}\n{{\"return\": {{}}}}\n");
+        qemu.write_all(said.as_bytes()).await.unwrap();
+        assert_eq!(Monitor::open(ours).await.unwrap().version, "qemu 7.2.22");
     }
 }

@@ -173,6 +173,27 @@ mod tests {
         assert_eq!(newest_machine("none             empty machine\n"), None);
     }
 
+    /// What was measured of machines is believed as long as this is told.
+    #[test]
+    fn what_is_told_of_machines_changes_with_their_versions_and_their_accelerator_alone() {
+        let told = |version: &str, kvm_boot: Option<Duration>| {
+            let qemu = Qemu {
+                program: PROGRAM.into(),
+                version: version.to_owned(),
+                machine: "pc-q35-7.2".to_owned(),
+                kvm_boot,
+                kernel: "kernel".into(),
+                kernel_version: "6.1".to_owned(),
+                modules: None,
+            };
+            qemu.describe()
+        };
+        let now = told("7.2.22", None);
+        assert_eq!(now, "QEMU 7.2.22, pc-q35-7.2, kernel 6.1; emulation (tcg): slow");
+        assert_ne!(now, told("7.2.23", None));
+        assert_ne!(now, told("7.2.22", Some(QUICK)));
+    }
+
     #[test]
     fn the_version_is_the_word_after_the_word() {
         let text = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright";

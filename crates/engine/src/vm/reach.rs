@@ -14,8 +14,8 @@ use crate::{EngineError, GuestStream, Listening, Result};
 
 /// How long a guest may take to begin a conversation, or to do what it is told, before it is given up.
 const WITHIN: Duration = Duration::from_secs(30);
-/// How long a machine that is about to be stopped may take to have its writes on its disk and to tell its ports.
-const READY_TO_STOP_WITHIN: Duration = Duration::from_secs(10);
+/// How long a machine that is about to be stopped may take to hold its processes. Its guest gives its disk thirty seconds of that.
+const HELD_WITHIN: Duration = Duration::from_secs(45);
 
 /// How long to wait for a machine that had perhaps nothing to be told.
 const AT_ONCE: Duration = Duration::from_secs(2);
@@ -32,7 +32,15 @@ pub(super) fn too_late() -> io::Error {
 
 /// What comes of `doing`. A conversation in which nothing comes of it is ended, so that the next call begins anew.
 pub(super) async fn in_time<T>(link: &Link, doing: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    match tokio::time::timeout(WITHIN, doing).await {
+    done_within(WITHIN, link, doing).await
+}
+
+async fn done_within<T>(
+    within: Duration,
+    link: &Link,
+    doing: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    match tokio::time::timeout(within, doing).await {
         Ok(done) => done,
         Err(_) => {
             link.end();
@@ -108,7 +116,26 @@ impl Vm {
         }
     }
 
-    /// Stops the machine, and then the process that runs it. What was written in it is on its disk before.
+    /// Has the guest hold all processes of the box, so that none runs again before the machine knows the time and who it is.
+    async fn hold(&self, live: &LiveBox) -> io::Result<()> {
+        let link = self.link(live, WITHIN).await?;
+        match done_within(HELD_WITHIN, &link, link.order(&Order::Sync)).await? {
+            Answer::Done => {}
+            // Its memory has what its disk has not, and is as safe. But whoever loses the one has the other.
+            Answer::Held => {
+                tracing::warn!(id = %live.id, "the machine stands by with writes that are not on its disk");
+            }
+            other => return Err(link::refused(other)),
+        }
+        if let Ok(ports) = self.ports(live).await {
+            let talk = self.talk(live);
+            *talk.listening.lock().unwrap_or_else(PoisonError::into_inner) = ports;
+        }
+        Ok(())
+    }
+
+    /// Stops the machine, and then the process that runs it. What was written in it is on its disk before. One whose processes cannot be
+    /// held is not stopped.
     pub(super) async fn freeze_machine(&self, live: &LiveBox) -> Result<()> {
         let failed = || EngineError::io("cannot stop the machine");
         if live.group.frozen().map_err(failed())? {
@@ -116,19 +143,9 @@ impl Vm {
         }
         let mut monitor = self.monitor(live).await?;
         if monitor.is_running().await.map_err(failed())? {
-            // Its memory has what its disk has not, and is as safe. But whoever loses the one has the other.
-            let ready = async {
-                if let Err(error) = self.have_done(live, &Order::Sync).await {
-                    tracing::warn!(id = %live.id, %error, "the machine stands by with writes that are not on its disk");
-                }
-                if let Ok(ports) = self.ports(live).await {
-                    let talk = self.talk(live);
-                    *talk.listening.lock().unwrap_or_else(PoisonError::into_inner) = ports;
-                }
-            };
-            if tokio::time::timeout(READY_TO_STOP_WITHIN, ready).await.is_err() {
-                tracing::warn!(id = %live.id, "the machine is stopped before it was ready to be");
-            }
+            let goes_on =
+                "the processes of the machine cannot be held, so it goes on; try again, or stop the agent";
+            self.hold(live).await.map_err(EngineError::io(goes_on))?;
             monitor.stop().await.map_err(failed())?;
         }
         live.freeze().await

@@ -1,8 +1,7 @@
 //! Bringing up a machine, from its disk or from a state that was saved.
 
 use std::io;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dorm_proto::vm::Order;
 use dorm_sys::cgroup::{Group, GroupLimits};
@@ -45,7 +44,6 @@ impl Vm {
         };
         let pool = &self.host.pool;
         pool.renew_machine_memory(&spec.id, hardware.memory).await?;
-        let began = Instant::now();
         let guest = &self.host.guest.hash;
         let launched = self.launch(spec, qemu, &hardware, guest, false).await?;
         let order = Order::Boot {
@@ -68,7 +66,6 @@ impl Vm {
         match outcome {
             Ok(()) => {
                 self.keep_hardware(&launched.live, &hardware)?;
-                note_boot(&self.host.work, began.elapsed());
                 Ok(launched.settle())
             }
             Err(error) => Err(failed("was booted")(self.explain(&launched, error).await.into())),
@@ -236,19 +233,6 @@ impl Launched {
     pub(super) fn settle(self) -> (LiveBox, BoxRecord) {
         (self.live, self.record)
     }
-}
-
-/// Milliseconds that the last start of a machine took, for whoever asks what to expect here. In the data directory.
-const LAST_BOOT: &str = "vm-boot";
-
-fn note_boot(work: &Path, took: Duration) {
-    // It is only told to people.
-    let _ = std::fs::write(work.with_file_name(LAST_BOOT), took.as_millis().to_string());
-}
-
-pub(super) fn last_boot(data: &Path) -> Option<Duration> {
-    let text = std::fs::read_to_string(data.join(LAST_BOOT)).ok()?;
-    text.parse().ok().map(Duration::from_millis)
 }
 
 /// Hexadecimal digits for the machine's random source.

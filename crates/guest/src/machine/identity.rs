@@ -1,20 +1,23 @@
 //! Who a machine is: its clock, its name, its random numbers, its network.
 
+use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsRawFd;
+use std::path::Path;
 
 use dorm_proto::vm::Network;
 use futures_util::TryStreamExt;
 use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::packet_route::neighbour::NeighbourState;
 use rtnetlink::packet_route::route::RouteScope;
-use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, RouteMessageBuilder};
+use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 
 use crate::log::log;
 use crate::sys::check;
 
-const INTERFACE: &str = "eth0";
+const INTERFACES: &str = "/sys/class/net";
+const DRIVER: &str = "virtio_net";
 
 pub(super) fn set_clock(now_ms: i64) {
     let now = libc::timespec {
@@ -68,34 +71,42 @@ pub(super) fn reseed(entropy: &[u8]) {
 
 /// Gives the machine the addresses and routes of `network`, and takes away those it had.
 pub(super) async fn set_network(network: &Network) -> io::Result<()> {
+    let index = own_interface(Path::new(INTERFACES))?;
     let (connection, handle, _) = rtnetlink::new_connection()?;
     let connection = tokio::spawn(connection);
-    let done = configure(&handle, network).await;
+    let done = configure(&handle, index, network).await;
     connection.abort();
     done.map_err(io::Error::other)
 }
 
-async fn configure(handle: &Handle, network: &Network) -> Result<(), rtnetlink::Error> {
+/// The number of the machine's own interface: root may have renamed it, and given its name to another.
+fn own_interface(interfaces: &Path) -> io::Result<u32> {
+    let is_own = |interface: &Path| {
+        let driver = fs::read_link(interface.join("device/driver"));
+        driver.is_ok_and(|driver| driver.ends_with(DRIVER))
+    };
+    let found = fs::read_dir(interfaces)?.flatten().map(|entry| entry.path());
+    let own = found.filter(|interface| is_own(interface)).find_map(|interface| {
+        let index = fs::read_to_string(interface.join("ifindex")).ok()?;
+        index.trim().parse().ok()
+    });
+    let gone = "the machine has no network device any more; a restart of the agent brings it back";
+    own.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, gone))
+}
+
+async fn configure(handle: &Handle, index: u32, network: &Network) -> Result<(), rtnetlink::Error> {
     handle
         .link()
         .set(LinkUnspec::new_with_name("lo").up().build())
         .execute()
         .await?;
-    let mut link = LinkMessageBuilder::<LinkUnspec>::new()
-        .name(INTERFACE.to_owned())
+    let mut link = LinkUnspec::new_with_index(index)
         .address(network.mac.to_vec())
         .up();
     if let Some(mtu) = network.mtu {
         link = link.mtu(mtu);
     }
     handle.link().set(link.build()).execute().await?;
-    let mut links = handle.link().get().match_name(INTERFACE.to_owned()).execute();
-    let index = links
-        .try_next()
-        .await?
-        .ok_or(rtnetlink::Error::RequestFailed)?
-        .header
-        .index;
 
     let own = AddressAttribute::Local(IpAddr::V4(network.address));
     let mut has_own = false;
@@ -133,4 +144,29 @@ async fn configure(handle: &Handle, network: &Network) -> Result<(), rtnetlink::
         .output_interface(index)
         .build();
     handle.route().add(default).replace().execute().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn the_machines_own_interface_is_found_under_any_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let interface = |name: &str, index: &str, driver: Option<&str>| {
+            let at = folder.path().join(name);
+            fs::create_dir_all(at.join("device")).unwrap();
+            fs::write(at.join("ifindex"), index).unwrap();
+            if let Some(driver) = driver {
+                symlink(format!("../../drivers/{driver}"), at.join("device/driver")).unwrap();
+            }
+        };
+        interface("lo", "1\n", None);
+        interface("eth0", "3\n", Some("netdevsim"));
+        let gone = own_interface(folder.path()).unwrap_err();
+        assert!(gone.to_string().contains("restart"), "{gone}");
+        interface("uplink", "2\n", Some("virtio_net"));
+        assert_eq!(own_interface(folder.path()).unwrap(), 2);
+    }
 }

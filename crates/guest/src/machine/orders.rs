@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use dorm_proto::streams::Stream;
 use dorm_proto::vm::{Answer, MAX_MESSAGE, Order};
@@ -14,6 +15,10 @@ use super::{Boot, archive, connections, identity, still, volumes};
 use crate::http::Server;
 use crate::log::log;
 use crate::sys;
+
+/// How long a disk may take for what was written, while processes run and again while they are held: together less than the daemon
+/// waits.
+const SYNCED_WITHIN: Duration = Duration::from_secs(15);
 
 #[derive(Clone)]
 pub(super) struct Orders {
@@ -87,20 +92,7 @@ impl Orders {
                 still::release();
                 Answer::Done
             }
-            Order::Sync => {
-                // SAFETY: sync takes nothing and gives nothing.
-                let sync = || unsafe { libc::sync() };
-                // Most of it while processes run, so that they are not held for long.
-                let _ = tokio::task::spawn_blocking(sync).await;
-                let number = still::announce();
-                let synced = tokio::task::spawn_blocking(move || {
-                    still::hold(number);
-                    sync();
-                    volumes::hold();
-                })
-                .await;
-                synced.map_or_else(|e| Answer::Failed(e.to_string()), |()| Answer::Done)
-            }
+            Order::Sync => stand_still().await,
             Order::Stop => {
                 // Also at the end; but whoever has no patience to wait for that loses less.
                 // SAFETY: sync takes nothing and gives nothing.
@@ -136,6 +128,31 @@ impl Orders {
             Err(_) => Answer::Failed("the guest serves already".into()),
         }
     }
+}
+
+/// Whatever the disk does, the processes are held in time.
+async fn stand_still() -> Answer {
+    // Before anything that takes time: whoever lets the machine go on meanwhile means this hold, too.
+    let number = still::draw();
+    // Most of it while processes run, so that they are not held for long.
+    sync().await;
+    let held = still::announce(number)
+        && tokio::task::spawn_blocking(move || still::hold(number))
+            .await
+            .unwrap_or(false);
+    let on_disk = held && sync().await;
+    if !(held && still::is_on(number)) {
+        return Answer::Failed("the machine was told to go on meanwhile".into());
+    }
+    let _ = tokio::task::spawn_blocking(volumes::hold).await;
+    if on_disk { Answer::Done } else { Answer::Held }
+}
+
+/// Whether everything that was written is on the disk. One that takes its time, or a share whose server is gone, is not waited for.
+async fn sync() -> bool {
+    // SAFETY: sync takes nothing and gives nothing.
+    let synced = tokio::task::spawn_blocking(|| unsafe { libc::sync() });
+    tokio::time::timeout(SYNCED_WITHIN, synced).await.is_ok()
 }
 
 async fn receive(stream: &mut Stream) -> io::Result<Order> {

@@ -68,26 +68,35 @@ pub(crate) async fn until_released() {
     let _ = STANDS.subscribe().wait_for(|stands| !stands).await;
 }
 
-/// From now on no process is started. Returns the number of the hold. Needs the runtime.
-pub(super) fn announce() -> u64 {
+/// The number of a hold that is to come. If the machine is told to go on before that, it does not come.
+pub(super) fn draw() -> u64 {
     let mut held = held();
     held.number += 1;
-    let number = held.number;
+    held.number
+}
+
+/// From now on no process is started. False if the hold of this number is over already. Needs the runtime.
+pub(super) fn announce(number: u64) -> bool {
+    let held = held();
+    if held.number != number {
+        return false;
+    }
     STANDS.send_replace(true);
+    drop(held);
     tokio::spawn(async move {
         tokio::time::sleep(AT_MOST).await;
         if end(Some(number)) {
             log!("the machine was not told to go on, and goes on all the same");
         }
     });
-    number
+    true
 }
 
-/// Returns when no process but this one runs, or after a while; at once, if the hold of this number is over.
-pub(super) fn hold(number: u64) {
+/// Returns when no process but this one runs, or after a while. False at once, if the hold of this number is over.
+pub(super) fn hold(number: u64) -> bool {
     let mut held = held();
     if held.number != number {
-        return;
+        return false;
     }
     for group in groups() {
         if fs::write(group.join("cgroup.freeze"), "1").is_ok() {
@@ -100,6 +109,11 @@ pub(super) fn hold(number: u64) {
     if let Some(group) = groups.iter().find(|group| !stands_by(group, until)) {
         log!("not all processes of {} stand still", group.display());
     }
+    true
+}
+
+pub(super) fn is_on(number: u64) -> bool {
+    held().number == number
 }
 
 /// The machine goes on, and knows all it has to.
@@ -192,18 +206,25 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_started_between_the_begin_of_a_hold_and_its_end() {
         until_released().await;
-        let number = announce();
+        let number = draw();
+        assert!(announce(number));
         let mut waits = tokio::spawn(until_released());
         let early = tokio::time::timeout(Duration::from_millis(20), &mut waits).await;
         assert!(early.is_err(), "it did not wait");
         release();
         waits.await.unwrap();
         // What comes late concerns nobody.
-        hold(number);
+        assert!(!hold(number) && !is_on(number));
         assert!(held().groups.is_empty());
-        announce();
+        let next = draw();
+        assert!(announce(next));
         assert!(!end(Some(number)), "another hold was ended");
         release();
+        // Told to go on while the disk had most of its writes to come.
+        let late = draw();
+        release();
+        assert!(!announce(late) && !hold(late));
+        until_released().await;
     }
 
     #[test]

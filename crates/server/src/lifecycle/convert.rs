@@ -18,8 +18,13 @@ use crate::records::{SnapshotKind, SnapshotRecord, State};
 const VERB: &str = "be given another isolation";
 
 impl Agent {
-    /// Returns when it is so, and the agent runs again, if it ran or slept before. What is in its memory is lost.
+    /// Returns when it is so, and the agent runs again, if it ran or slept before. What is in its memory is lost, unless it is known
+    /// before that it cannot be.
     pub async fn set_isolation(self: &Arc<Self>, to: Isolation) -> Result<(), Trouble> {
+        let mut spec = self.box_spec();
+        spec.isolation = to;
+        let possible = self.ctx.engine.can_convert(&spec).await;
+        possible.map_err(Trouble::engine(VERB))?;
         let had_memory = self.published().current_box.is_some() || self.current_image().is_some();
         let grace = self.ctx.stop_grace;
         let converted = self.ask(Request::Convert { to, grace }).await;

@@ -66,6 +66,27 @@ async fn a_home_that_cannot_be_converted_leaves_the_agent_as_it_was() {
 }
 
 #[tokio::test]
+async fn a_home_that_is_known_to_have_no_room_costs_no_memory() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "a secret");
+    world
+        .engine
+        .refuse_next_conversion(EngineError::TooLittleSpace { needed: 2, free: 1 });
+    let trouble = agent.set_isolation(Isolation::Gvisor).await.unwrap_err();
+    assert!(trouble.is_no_space(), "{trouble:?}");
+    assert_eq!(
+        (agent.state(), agent.isolation()),
+        (State::Running, Isolation::Container)
+    );
+    assert_eq!(
+        world.engine.memory(&agent.profile.id).as_deref(),
+        Some("a secret")
+    );
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
 async fn an_ephemeral_agent_is_refused_and_left_alone_and_one_with_volumes_is_not_refused() {
     let world = World::new().await;
     let agent = world.create("passing", Lifetime::Ephemeral, true).await.unwrap();
