@@ -14,6 +14,7 @@ harness::tests![
     a_hibernated_agent_can_be_stopped_and_deleted,
     a_fork_goes_on_with_the_memory_under_a_name_of_its_own,
     a_fork_is_nobody_but_itself,
+    a_fork_goes_on_with_a_connection_of_its_sources_address,
     a_rollback_brings_back_files_and_memory_and_can_be_undone,
     a_snapshot_tells_what_it_holds_beyond_the_one_before,
 ];
@@ -158,7 +159,9 @@ fn what_cannot_be_saved_is_named_and_goes_on() -> Result<()> {
     agent.exec_with(&["-d"], &["python3", "-c", holder])?.succeeded()?;
     until("the holder holds", &agent, "test -e /tmp/holding")?;
     let before = ask(&agent)?;
-    server.dorm(&["hibernate", &agent.name])?.refused(4, &["memory cannot be saved", "goes on as it was"])?;
+    let holder = agent.sh_text("pgrep -f mq_open | head -n 1")?;
+    let named = format!("process {} (python3)", holder.trim());
+    server.dorm(&["hibernate", &agent.name])?.refused(4, &["memory cannot be saved", &named, "mqueue", "goes on as it was"])?;
     ensure!(agent.state()? == "running", "it is {}", agent.state()?);
     same(&before, &ask(&agent)?)?;
     ensure!(server.dorm(&["why", &agent.name])?.text()?.contains("could not be saved"));
@@ -201,7 +204,7 @@ import os, socket, time
 own = os.environ["ADDRESS"]
 tcp = socket.create_server((own, 4712))
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-udp.bind((own, 0)); udp.connect(("169.254.1.1", 53))
+udp.bind((own, 0))
 open("/tmp/resident", "w").close()
 while not os.path.exists("/tmp/tell"):
     time.sleep(0.02)
@@ -218,7 +221,7 @@ fn a_fork_is_nobody_but_itself() -> Result<()> {
     agent.exec_with(&["-d", "-e", &address], &["python3", "-c", RESIDENT])?.succeeded()?;
     until("the resident is at home", &agent, "test -e /tmp/resident")?;
     ensure!(agent.sh_text("echo $DORM_AGENT_ID; cat /run/dorm/agent-id")?.split_whitespace().all(|id| id == agent.id));
-    agent.sh("echo nameserver 192.0.2.9 | sudo tee /etc/resolv.conf")?.succeeded()?;
+    agent.root("echo nameserver 192.0.2.9 > /etc/resolv.conf")?.succeeded()?;
     let name = format!("{}-fork", agent.name);
     server.dorm(&["fork", &agent.name, &name, "--count", "2"])?.succeeded()?;
     let mut numbers = Vec::new();
@@ -241,6 +244,22 @@ fn a_fork_is_nobody_but_itself() -> Result<()> {
         fork.sh("pgrep python3")?.succeeded()?;
     }
     ensure!(numbers[0] != numbers[1]);
+    Ok(())
+}
+
+fn a_fork_goes_on_with_a_connection_of_its_sources_address() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("connected")?;
+    let connected = "import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(('169.254.1.1', 53)); \
+        open('/tmp/connected', 'w'); time.sleep(600)";
+    agent.exec_with(&["-d"], &["python3", "-c", connected])?.succeeded()?;
+    until("it is connected", &agent, "test -e /tmp/connected")?;
+    let name = format!("{}-fork", agent.name);
+    server.dorm(&["fork", &agent.name, &name])?.succeeded()?;
+    let fork = server.adopt(&name)?;
+    fork.sh("pgrep python3")?.succeeded()?;
+    hibernate(&fork)?;
+    fork.sh("pgrep python3")?.succeeded()?;
     Ok(())
 }
 

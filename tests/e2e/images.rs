@@ -9,6 +9,7 @@ harness::tests![
     a_durable_agent_in_standby_keeps_its_image_over_daemons_and_its_memory_over_a_reboot,
     a_durable_box_that_ends_in_its_sleep_loses_nothing,
     a_restore_that_does_not_come_to_an_end_is_given_up_and_the_memory_is_not,
+    a_criu_that_is_killed_at_its_work_costs_no_memory,
     an_image_that_is_given_up_leaves_no_strange_files_in_the_home,
     a_crash_leaves_no_strange_files_in_the_home,
 ];
@@ -51,6 +52,27 @@ fn a_restore_that_does_not_come_to_an_end_is_given_up_and_the_memory_is_not() ->
     // Nothing was held against the image, and the next restore has time enough.
     server.kill9()?;
     server.launch(&[])?;
+    still_waits(&agent)
+}
+
+fn a_criu_that_is_killed_at_its_work_costs_no_memory() -> Result<()> {
+    let server = Server::start()?;
+    let agent = server.agent("killed")?;
+    waiting(&agent)?;
+    agent.hibernate()?;
+    let criu = spare_criu(&server)?;
+    kill_process(criu, Signal::STOP)?;
+    let refused = std::thread::scope(|scope| {
+        let waking = scope.spawn(|| server.dorm(&["wake", &agent.name]));
+        // It is taken for the box by then.
+        let taken = harness::eventually("the wake is under way", || Ok((agent.state()? == "waking").then_some(())));
+        let killed = kill_process(criu, Signal::KILL);
+        let refused = waking.join().map_err(|_| anyhow::anyhow!("the wake broke off"))?;
+        taken.and(killed.map_err(Into::into)).and(refused)
+    })?;
+    refused.refused(1, &["criu was killed", "still on disk"])?;
+    ensure!(agent.state()? == "hibernated", "it is {}", agent.show()?);
+    server.in_order()?;
     still_waits(&agent)
 }
 

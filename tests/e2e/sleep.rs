@@ -11,6 +11,7 @@ use crate::harness::{self, Agent, Options, Server};
 harness::tests![
     an_idle_agent_goes_to_standby_becomes_durable_and_goes_to_disk,
     a_held_agent_and_one_to_be_kept_awake_stay_awake,
+    when_an_agent_goes_to_sleep_is_changed_later_and_for_good,
     a_run_and_an_open_stream_keep_an_agent_awake,
     beyond_the_budget_the_longest_asleep_goes_to_disk_first,
     every_transition_is_told_to_those_who_follow,
@@ -78,6 +79,52 @@ fn a_held_agent_and_one_to_be_kept_awake_stay_awake() -> Result<()> {
     ensure!(server.dorm(&["holds", &held.name])?.text()?.contains("somebody looks"));
     server.dorm(&["unhold", &held.name])?.succeeded()?;
     held.becomes("hibernated")
+}
+
+fn when_an_agent_goes_to_sleep_is_changed_later_and_for_good() -> Result<()> {
+    let server = Server::start()?;
+    let agent = server.agent_with("changed", &["--standby-after", "1h"])?;
+    agent.sh("(setsid sleep 4242 &) >/dev/null 2>&1 </dev/null")?.succeeded()?;
+    let set = |args: &[&str]| server.dorm(&[&["set", &agent.name], args].concat());
+    let why = || server.dorm(&["why", &agent.name])?.text();
+    // Another one that is made now and goes to sleep gives it the time to do so, too.
+    let in_time = || server.agent_with("other", &["--standby-after", "1s"])?.becomes("standby");
+
+    for (args, words) in [
+        (&[][..], &["nothing to change", "--standby-after", "--keep-awake", "--isolation"][..]),
+        (&["--standby-after", "soon"], &["`soon` is no time", "15m", "default"]),
+        (&["--keep-awake=perhaps"], &["perhaps", "true", "false"]),
+    ] {
+        set(args)?.refused(2, words)?;
+    }
+    set(&["--hibernate-after", "90000d"])?.refused(1, &["hibernate_after", "out of range"])?;
+    ensure!(why()?.contains("standby after 1h; from then on durable after 1m, hibernated after 10m"), "{}", why()?);
+
+    let pid = agent.show()?["pid"].clone();
+    let changed = server.json(&["set", &agent.name, "--standby-after", "1s", "--durable-after", "0", "--hibernate-after", "2h"])?;
+    ensure!(changed[0]["standby_after"] == 1.0 && changed[0]["hibernate_after"] == 7200.0, "{changed}");
+    agent.becomes("standby")?;
+    ensure!(why()?.contains("standby after 1s; from then on durable never, hibernated after 2h"), "{}", why()?);
+    let shown = server.dorm(&["show", &agent.name])?.text()?;
+    ensure!(shown.contains("standby after:") && shown.contains("2h") && shown.contains("never"), "{shown}");
+
+    set(&["--keep-awake"])?.succeeded()?;
+    ensure!(agent.state()? == "standby", "it was woken: {}", agent.show()?);
+    agent.wake()?;
+    in_time()?;
+    ensure!(agent.state()? == "running", "{}", why()?);
+    server.kill9()?;
+    server.launch(&[])?;
+    ensure!(agent.show()?["keep_awake"] == true && agent.show()?["standby_after"] == 1.0, "{}", agent.show()?);
+    in_time()?;
+    ensure!(agent.state()? == "running" && why()?.contains("kept awake"), "{}", why()?);
+
+    set(&["--keep-awake=false", "--hibernate-after", "default"])?.succeeded()?;
+    agent.becomes("standby")?;
+    let shown = agent.show()?;
+    ensure!(shown["pid"] == pid && shown.get("hibernate_after").is_none(), "{shown}");
+    agent.sh("pgrep -x sleep")?.succeeded()?;
+    Ok(())
 }
 
 fn a_run_and_an_open_stream_keep_an_agent_awake() -> Result<()> {

@@ -139,6 +139,16 @@ pub(crate) fn short_duration(seconds: i64) -> String {
     }
 }
 
+/// A time to wait, in seconds, as it may be given: `0.4s`, `90s`, `15m`; 0 is `never`.
+pub(crate) fn wait(seconds: f64) -> String {
+    let units = [(86400.0, "d"), (3600.0, "h"), (60.0, "m")];
+    match units.iter().find(|(unit, _)| seconds % unit == 0.0) {
+        _ if seconds == 0.0 => "never".to_owned(),
+        Some((unit, name)) => format!("{}{name}", seconds / unit),
+        None => format!("{seconds}s"),
+    }
+}
+
 /// In the local time zone.
 pub(crate) fn time(millis: i64) -> String {
     match jiff::Timestamp::from_millisecond(millis) {
@@ -160,6 +170,19 @@ mod tests {
         table.row(["a".into(), "1".into()]);
         table.row(["longer".into(), "12345".into()]);
         assert_eq!(table.render(), "NAME     SIZE\na           1\nlonger  12345\n");
+    }
+
+    #[test]
+    fn a_time_to_wait_is_told_in_whole_units() {
+        for (seconds, text) in [
+            (0.0, "never"),
+            (0.4, "0.4s"),
+            (90.0, "90s"),
+            (900.0, "15m"),
+            (172_800.0, "2d"),
+        ] {
+            assert_eq!(wait(seconds), text);
+        }
     }
 
     #[test]

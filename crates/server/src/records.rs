@@ -180,6 +180,7 @@ pub struct AgentSpec {
     pub limits: Limits,
     #[serde(default)]
     pub env: Env,
+    /// Like `network`, as recorded when the agent became known; it may have others by now.
     #[serde(default)]
     pub sleep: Sleep,
     /// As recorded when the agent became known; it may have another by now.
@@ -199,6 +200,32 @@ pub struct Sleep {
     pub hibernate_after: Option<u64>,
     /// Never by itself.
     pub keep_awake: bool,
+}
+
+impl Sleep {
+    pub fn changed(self, by: SleepChange) -> Self {
+        Self {
+            standby_after: by.standby_after.unwrap_or(self.standby_after),
+            durable_after: by.durable_after.unwrap_or(self.durable_after),
+            hibernate_after: by.hibernate_after.unwrap_or(self.hibernate_after),
+            keep_awake: by.keep_awake.unwrap_or(self.keep_awake),
+        }
+    }
+
+    /// Whether it says itself that it stays awake, whatever the daemon's defaults are.
+    pub fn is_never(&self) -> bool {
+        self.keep_awake || self.standby_after == Some(0)
+    }
+}
+
+/// What is to be different about [`Sleep`]. What is absent stays as it is; a time of `Some(None)` is the daemon's default
+/// again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SleepChange {
+    pub standby_after: Option<Option<u64>>,
+    pub durable_after: Option<Option<u64>>,
+    pub hibernate_after: Option<Option<u64>>,
+    pub keep_awake: Option<bool>,
 }
 
 /// Who may reach an agent's ports, and how. Kept as JSON, so that fields can be added.

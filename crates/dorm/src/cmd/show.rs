@@ -5,7 +5,7 @@ use dorm_server::api::types::{Agent, Lifetime, Network};
 
 use crate::cli::Global;
 use crate::client::agent_path;
-use crate::output::{self, age, time};
+use crate::output::{self, age, time, wait};
 use crate::size::Size;
 
 /// Show one agent
@@ -59,6 +59,16 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
             .volumes
             .iter()
             .map(|mount| ("volume", format!("{} at {}", mount.volume, mount.path))),
+    );
+    let times = [
+        ("standby after", agent.standby_after),
+        ("durable after", agent.durable_after),
+        ("hibernate after", agent.hibernate_after),
+    ];
+    fields.extend(
+        times
+            .iter()
+            .filter_map(|(name, own)| Some((*name, wait((*own)?)))),
     );
     if agent.keep_awake {
         fields.push(("sleep", "never by itself".to_owned()));

@@ -103,6 +103,9 @@ pub(crate) async fn rollback(global: &Global, args: RollbackArgs) -> Result<()> 
     if global.json {
         return output::json(&back);
     }
+    if let Some(lost) = back.lost {
+        eprintln!("warning: {lost}");
+    }
     output::line(format!(
         "{} is {}; what it was before is snapshot {}",
         back.agent.name, back.agent.state, back.before.id

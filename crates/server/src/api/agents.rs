@@ -141,13 +141,17 @@ async fn show(
 
 /// Change an agent
 ///
+/// What is absent stays as it is. When it goes to sleep by itself changes at once, in any state, and it is neither woken nor
+/// restarted for that.
+///
 /// It keeps its files. For another isolation it is stopped, so that what is in its memory is lost, and started again if it ran or
 /// slept; the answer comes then. If it cannot be, it is as it was, but for its memory.
 #[utoipa::path(patch, path = "/v1/agents/{agent}", tag = "agents", request_body = AgentChange,
     params(("agent", description = "Name or id")), responses(
     (status = 200, body = Agent),
+    (status = 400, body = ErrorBody),
     (status = 404, body = ErrorBody),
-    (status = 409, description = "It is ephemeral, or being deleted", body = ErrorBody),
+    (status = 409, description = "It is ephemeral and was to have another isolation, or is being deleted", body = ErrorBody),
     (status = 503, description = "Such agents cannot be run here", body = ErrorBody),
     (status = 507, description = "No space", body = ErrorBody),
 ))]
@@ -158,9 +162,12 @@ async fn change(
     Json(change): Json<AgentChange>,
 ) -> ApiResult<Json<Agent>> {
     let agent = state.registry.get(&workspace, &agent)?;
+    let sleep = validate::sleep_change(&change)?;
+    // First, as it is what may fail.
     if let Some(isolation) = change.isolation {
         agent.set_isolation(isolation.settle(&*state.engine)?).await?;
     }
+    agent.set_sleep(sleep).await?;
     Ok(Json(in_full(&state, &agent)))
 }
 
@@ -279,7 +286,8 @@ fn in_full(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent {
 
 pub(super) fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent {
     let (profile, published) = (&agent.profile, agent.published());
-    let limits = &profile.spec.limits;
+    let (limits, sleep) = (&profile.spec.limits, agent.sleep());
+    let seconds = |millis: u64| millis as f64 / 1000.0;
     let image = agent.image();
     let address = || state.config.network_range.address_of(profile.slot);
     Agent {
@@ -311,7 +319,10 @@ pub(super) fn on_wire(state: &AppState, agent: &Arc<lifecycle::Agent>) -> Agent 
             0 => agent.quiet_since().elapsed().as_secs_f64(),
             _ => 0.0,
         }),
-        keep_awake: profile.spec.sleep.keep_awake,
+        standby_after: sleep.standby_after.map(seconds),
+        durable_after: sleep.durable_after.map(seconds),
+        hibernate_after: sleep.hibernate_after.map(seconds),
+        keep_awake: sleep.keep_awake,
         public: agent.reach().public,
         network: network::on_wire(&agent.network()),
         volumes: profile

@@ -9,7 +9,7 @@ use super::agents::on_wire;
 use super::errors::ApiResult;
 use super::extract::{Json, Path};
 use super::state::AppState;
-use super::types::{Agent, ErrorBody, NextState, Setback, Why};
+use super::types::{Agent, ErrorBody, NextState, Setback, SleepTimes, Why};
 use crate::lifecycle::why;
 use crate::records::Workspace;
 
@@ -103,6 +103,11 @@ async fn show_why(
             state: next.state.to_owned(),
             at: next.at,
         }),
+        sleep: SleepTimes {
+            standby_after: why.times.standby.map(|time| time.as_secs_f64()),
+            durable_after: why.times.durable.map(|time| time.as_secs_f64()),
+            hibernate_after: why.times.hibernate.map(|time| time.as_secs_f64()),
+        },
         files: why.files.to_owned(),
         memory: why.memory,
         setback: why.setback.map(|note| Setback {

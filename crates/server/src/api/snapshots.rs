@@ -122,10 +122,11 @@ async fn roll_back(
 ) -> ApiResult<Json<RolledBack>> {
     let agent = state.registry.get(&workspace, &agent)?;
     let snapshot = agent.find_snapshot(&request.snapshot).await?;
-    let before = agent.roll_back(&snapshot).await?;
+    let back = agent.roll_back(&snapshot).await?;
     Ok(Json(RolledBack {
-        before: on_wire(&agent, before),
+        before: on_wire(&agent, back.before),
         agent: agents::on_wire(&state, &agent),
+        lost: back.lost,
     }))
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use dorm_engine::{Id, Isolation};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use crate::isolation::Choice;
@@ -145,11 +145,32 @@ impl Default for Network {
 }
 
 /// What is to be different about an agent. What is absent stays as it is.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
 pub struct AgentChange {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolation: Option<Choice>,
+    /// Seconds without use after which it goes to standby; 0 is never, null the daemon's default.
+    #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<f64>)]
+    pub standby_after: Option<Option<f64>>,
+    /// Seconds in standby after which its memory is on disk too; 0 is never, null the daemon's default.
+    #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<f64>)]
+    pub durable_after: Option<Option<f64>>,
+    /// Seconds in standby after which it goes to disk; 0 is never, null the daemon's default.
+    #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<f64>)]
+    pub hibernate_after: Option<Option<f64>>,
+    /// Never goes to sleep by itself.
+    #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub keep_awake: Option<bool>,
+}
+
+/// Tells null from a field that is absent.
+fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -188,6 +209,15 @@ pub struct Agent {
     /// Seconds for which nobody has used it, if it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle: Option<f64>,
+    /// Seconds without use after which it goes to standby; 0 is never. The daemon's default if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub standby_after: Option<f64>,
+    /// Seconds in standby after which its memory is on disk too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub durable_after: Option<f64>,
+    /// Seconds in standby after which it goes to disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hibernate_after: Option<f64>,
     pub keep_awake: bool,
     /// Whether its ports need no token.
     #[serde(default)]
@@ -234,6 +264,7 @@ pub struct Why {
     pub because: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<NextState>,
+    pub sleep: SleepTimes,
     /// By what its files outlive a crash of this machine.
     pub files: String,
     /// Where its memory is, and what that outlives.
@@ -251,6 +282,21 @@ pub struct NextState {
     pub state: String,
     /// When, if nothing happens until then.
     pub at: i64,
+}
+
+/// When an agent goes to sleep by itself, by the daemon's defaults where it has no times of its own. In seconds; what is absent
+/// is never.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct SleepTimes {
+    /// Without use, until it goes to standby.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub standby_after: Option<f64>,
+    /// In standby, until its memory is on disk too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub durable_after: Option<f64>,
+    /// In standby, until it goes to disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hibernate_after: Option<f64>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -306,6 +352,9 @@ pub struct RolledBack {
     pub agent: Agent,
     /// What it was before.
     pub before: Snapshot,
+    /// Why that has files alone, where there was memory too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

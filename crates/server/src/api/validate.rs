@@ -4,8 +4,8 @@ use dorm_engine::{Env, Isolation, Limits};
 
 use super::errors::{ApiError, ApiResult};
 use super::network;
-use super::types::NewAgent;
-use crate::records::{AgentSpec, Sleep};
+use super::types::{AgentChange, NewAgent};
+use crate::records::{AgentSpec, Sleep, SleepChange};
 
 const MIB: u64 = 1 << 20;
 const PIB: u64 = 1 << 50;
@@ -88,6 +88,16 @@ pub(super) fn spec(new: &NewAgent, defaults: &Limits) -> ApiResult<AgentSpec> {
         },
         network: network::policy(&new.network)?,
         volumes: Vec::new(),
+    })
+}
+
+pub(super) fn sleep_change(change: &AgentChange) -> ApiResult<SleepChange> {
+    let time = |what, given: Option<Option<f64>>| given.map(|seconds| millis(what, seconds)).transpose();
+    Ok(SleepChange {
+        standby_after: time("standby_after", change.standby_after)?,
+        durable_after: time("durable_after", change.durable_after)?,
+        hibernate_after: time("hibernate_after", change.hibernate_after)?,
+        keep_awake: change.keep_awake,
     })
 }
 

@@ -16,7 +16,7 @@ use super::lag::Lag;
 use super::links::Links;
 use super::network::Network;
 use super::registry::Context;
-use super::{Trouble, driver};
+use super::{Trouble, driver, sleep};
 use crate::records::{
     AgentRecord, HoldRecord, ImageRecord, Note, Origin, Profile, Reach, State, Status, now,
 };
@@ -43,6 +43,7 @@ pub struct Agent {
     pub(super) holds: Mutex<Vec<HoldRecord>>,
     pub(super) reach: RwLock<Arc<Reach>>,
     pub(super) network: Network,
+    pub(super) sleep: sleep::Settings,
     /// When its box was last started from its files.
     started: Mutex<Option<Instant>>,
     /// Nothing was seen of it since.
@@ -112,6 +113,7 @@ impl Agent {
         };
         Arc::new(Self {
             network: Network::new(record.profile.spec.network.clone()),
+            sleep: sleep::Settings::new(record.profile.spec.sleep),
             ctx,
             published: watch::Sender::new(published),
             inbox: Mutex::default(),
@@ -270,6 +272,7 @@ impl Agent {
     pub(super) fn origin(&self) -> Origin {
         let mut origin = Origin::of(&self.profile, &self.reach(), &self.network());
         origin.spec.isolation = self.isolation();
+        origin.spec.sleep = self.sleep();
         origin
     }
 

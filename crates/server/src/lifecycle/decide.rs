@@ -44,6 +44,8 @@ pub enum Request {
     RollBack {
         snapshot: Id,
         kind: SnapshotKind,
+        /// The snapshot that keeps what it is now.
+        before: Id,
     },
     /// Files in the form that another engine runs on.
     Convert {
@@ -98,6 +100,8 @@ pub enum Transition {
     RollBack {
         snapshot: Id,
         kind: SnapshotKind,
+        /// The snapshot that keeps what it is now.
+        before: Id,
     },
     /// Ends the box, as a stop does, and gives the home another form.
     Convert {
@@ -261,10 +265,15 @@ fn at_rest(rest: Rest, lifetime: Lifetime, request: &Request) -> Decision {
         }),
         (
             Rest::Stopped | Rest::Running | Rest::Standby | Rest::Hibernated | Rest::Failed,
-            Request::RollBack { snapshot, kind },
+            Request::RollBack {
+                snapshot,
+                kind,
+                before,
+            },
         ) => Begin(Transition::RollBack {
             snapshot: snapshot.clone(),
             kind: *kind,
+            before: before.clone(),
         }),
 
         (

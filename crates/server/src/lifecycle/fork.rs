@@ -70,30 +70,15 @@ impl Registry {
             SnapshotKind::Full
         };
         let forks = names.into_iter().map(NewFork::named).collect();
-        let forks = match from {
-            Some(snapshot) => {
-                let origin = source.origin();
-                fork_all(&self.ctx, &origin, &snapshot, kind, forks, start).await
-            }
-            None => self.fork_each(source, forks, kind, start).await?,
+        let (ctx, source) = (self.ctx.clone(), source.clone());
+        let forked = async move {
+            let forks = match from {
+                Some(snapshot) => fork_all(&ctx, &source.origin(), &snapshot, kind, forks, start).await,
+                None => fork_present(&ctx, &source, forks, kind, start).await?,
+            };
+            all_or_none(forks).await
         };
-        let mut made = Vec::new();
-        let mut first = None;
-        for fork in forks {
-            match fork {
-                Ok(agent) => made.push(agent),
-                Err(trouble) => first = first.or(Some(trouble)),
-            }
-        }
-        match first {
-            None => Ok(made),
-            Some(trouble) => {
-                for agent in &made {
-                    undo(agent).await;
-                }
-                Err(trouble)
-            }
-        }
+        self.ctx.to_the_end(VERB, forked).await
     }
 
     /// Forks of what the agent is now, each of which may fail by itself.
@@ -104,26 +89,58 @@ impl Registry {
         kind: SnapshotKind,
         start: bool,
     ) -> Result<Vec<Result<Arc<Agent>, Trouble>>, Trouble> {
-        let snapshot = source.passing_snapshot(kind).await?;
-        let origin = source.origin();
-        let made = fork_all(&self.ctx, &origin, &snapshot, kind, forks, start).await;
-        if let Err(fault) = self.ctx.faults.reach(Point::ForkMade).await {
-            tracing::warn!(agent = %source.profile.name, %fault, "its forks are made");
-        }
-        if let Err(trouble) = source.delete_snapshot(&snapshot).await {
-            tracing::warn!(agent = %source.profile.name, reason = %trouble.in_full(), "a passing snapshot is left");
-        }
-        Ok(made)
+        let (ctx, source) = (self.ctx.clone(), source.clone());
+        let forked = async move { fork_present(&ctx, &source, forks, kind, start).await };
+        self.ctx.to_the_end(VERB, forked).await
     }
 
     /// A running agent made of a snapshot that is kept, whether or not there still is the agent that it is of.
     pub async fn fork_kept(&self, snapshot: &SnapshotRecord, fork: NewFork) -> Result<Arc<Agent>, Trouble> {
-        let origin = snapshot
-            .origin
-            .as_ref()
-            .ok_or_else(|| Trouble::NoSnapshot(snapshot.id.to_string()))?;
-        fork_one(&self.ctx, origin, snapshot, SnapshotKind::Full, fork, true).await
+        let origin = snapshot.origin.clone();
+        let origin = origin.ok_or_else(|| Trouble::NoSnapshot(snapshot.id.to_string()))?;
+        let (ctx, snapshot) = (self.ctx.clone(), snapshot.clone());
+        let forked =
+            async move { fork_one(&ctx, &origin, &snapshot, SnapshotKind::Full, fork, true).await };
+        self.ctx.to_the_end(VERB, forked).await
     }
+}
+
+async fn all_or_none(forks: Vec<Result<Arc<Agent>, Trouble>>) -> Result<Vec<Arc<Agent>>, Trouble> {
+    let mut made = Vec::new();
+    let mut first = None;
+    for fork in forks {
+        match fork {
+            Ok(agent) => made.push(agent),
+            Err(trouble) => first = first.or(Some(trouble)),
+        }
+    }
+    match first {
+        None => Ok(made),
+        Some(trouble) => {
+            for agent in &made {
+                undo(agent).await;
+            }
+            Err(trouble)
+        }
+    }
+}
+
+async fn fork_present(
+    ctx: &Arc<Context>,
+    source: &Arc<Agent>,
+    forks: Vec<NewFork>,
+    kind: SnapshotKind,
+    start: bool,
+) -> Result<Vec<Result<Arc<Agent>, Trouble>>, Trouble> {
+    let snapshot = source.passing_snapshot(kind).await?;
+    let made = fork_all(ctx, &source.origin(), &snapshot, kind, forks, start).await;
+    if let Err(fault) = ctx.faults.reach(Point::ForkMade).await {
+        tracing::warn!(agent = %source.profile.name, %fault, "its forks are made");
+    }
+    if let Err(trouble) = source.delete_snapshot(&snapshot).await {
+        tracing::warn!(agent = %source.profile.name, reason = %trouble.in_full(), "a passing snapshot is left");
+    }
+    Ok(made)
 }
 
 async fn fork_all(

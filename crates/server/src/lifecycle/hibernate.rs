@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::agent::Unsavable;
 use super::decide::Rest;
+use super::lag::catch_up;
 use super::transition::Setback;
 use super::{Agent, Trouble, images, standby};
 use crate::faults::Point;
@@ -19,14 +20,8 @@ const ROOM: Duration = Duration::from_secs(60);
 
 pub(super) async fn hibernate(agent: &Arc<Agent>, from: Rest) -> Result<(), Setback> {
     let ctx = &agent.ctx;
-    let saved = save(agent).await;
-    if let Err(trouble) = saved {
-        return Err(match from {
-            Rest::Standby => Setback::at(Rest::Standby, trouble),
-            Rest::Running | Rest::Stopped | Rest::Hibernated | Rest::Failed => {
-                standby::thawed_again(agent, trouble).await
-            }
-        });
+    if let Err(trouble) = save(agent).await {
+        return Err(standby::as_before(agent, from, trouble).await);
     }
     // Frozen still, and its memory is on disk: nothing is lost with the processes.
     agent.cut_links().await;
@@ -53,9 +48,12 @@ pub(super) async fn make_durable(agent: &Arc<Agent>) -> Result<(), Setback> {
     if agent.current_image().is_some() {
         return Ok(());
     }
-    keep(agent)
-        .await
-        .map_err(|trouble| Setback::at(Rest::Standby, trouble))
+    let kept = async {
+        // The record must say `standby` before it says that the memory is on disk.
+        catch_up(agent).await?;
+        keep(agent).await
+    };
+    kept.await.map_err(|trouble| Setback::at(Rest::Standby, trouble))
 }
 
 /// Freezes the box and writes its memory, with the generation of the home at the same instant.

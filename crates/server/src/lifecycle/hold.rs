@@ -56,6 +56,10 @@ impl Agent {
         holds.clone()
     }
 
+    pub(super) fn is_held(&self) -> bool {
+        self.held_until().is_some_and(|until| until > Instant::now())
+    }
+
     pub(super) fn held_until(&self) -> Option<Instant> {
         let last = self.holds().iter().map(|hold| hold.until).max()?;
         let left = Duration::from_millis((last - now()).max(0).unsigned_abs());

@@ -125,12 +125,16 @@ async fn release(agent: &Agent, image: &Id) {
 pub(super) async fn set_aside(agent: &Agent, image: &Id) {
     release(agent, image).await;
     let (from, folder) = (path(agent, image), folder(&agent.ctx, &agent.profile.id));
+    let aside = format!("{image}.bad");
     for (name, old) in entries(&folder).await {
+        if name == aside {
+            return;
+        }
         if name.ends_with(".bad") {
             remove(&old).await;
         }
     }
-    let to = folder.join(format!("{image}.bad"));
+    let to = folder.join(aside);
     if let Err(error) = tokio::fs::rename(&from, &to).await {
         tracing::warn!(path = %from.display(), %error, "a memory image that cannot be used could not be set aside");
     }

@@ -3,15 +3,23 @@
 //!
 //! A crash in between is harmless: the next daemon finds a box that is frozen or is not, whatever was
 //! recorded, and puts it into the state that it adopts it in.
+//!
+//! What cannot be recorded, as on a disk that is full, is tried again until it can, and nothing else of the agent is
+//! recorded before.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use dorm_engine::Id;
+use dorm_engine::{BoxRecord, Id};
 
 use super::{Agent, images};
 use crate::faults::Point;
 use crate::records::{BoxChange, Change, ImageChange, State, Status};
+use crate::store::StoreError;
+
+/// How long a store that refuses is left alone.
+const AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Lag {
@@ -24,50 +32,83 @@ pub(super) struct Late {
     pub(super) from: State,
     pub(super) to: Status,
     pub(super) millis: i64,
-    /// A memory image that is stale from now on, and of no use to anyone.
-    pub(super) stale: Option<Id>,
+    /// A box that the store does not know yet.
+    pub(super) box_record: Option<BoxRecord>,
+    pub(super) image: LateImage,
+}
+
+/// What has become of the memory image.
+pub(super) enum LateImage {
+    Kept,
+    /// The memory has gone on.
+    Stale,
+    /// It is stale, and of no use to anyone.
+    Useless(Id),
+}
+
+impl Late {
+    fn change<'a>(&'a self, agent: &'a Id) -> Change<'a> {
+        Change {
+            agent,
+            from: self.from,
+            to: &self.to,
+            millis: Some(self.millis),
+            box_record: self.box_record.as_ref().map_or(BoxChange::Keep, BoxChange::Set),
+            image: match self.image {
+                LateImage::Kept => ImageChange::Keep,
+                LateImage::Stale => ImageChange::Stale,
+                LateImage::Useless(_) => ImageChange::Clear,
+            },
+        }
+    }
+
+    /// Both in one, which tells where the second led.
+    fn and(self, next: Self) -> Self {
+        Self {
+            from: self.from,
+            box_record: next.box_record.or(self.box_record),
+            image: match (self.image, next.image) {
+                (LateImage::Kept, image) | (image, LateImage::Kept) => image,
+                (useless @ LateImage::Useless(_), _) | (_, useless @ LateImage::Useless(_)) => useless,
+                (LateImage::Stale, LateImage::Stale) => LateImage::Stale,
+            },
+            ..next
+        }
+    }
+}
+
+impl Lag {
+    fn pending(&self) -> MutexGuard<'_, VecDeque<Late>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// With all that came meanwhile, so that there is never more than one to try again.
+    fn put_back(&self, late: Late) {
+        let mut pending = self.pending();
+        let all = pending.drain(..).fold(late, Late::and);
+        pending.push_back(all);
+    }
 }
 
 /// Records this soon.
 pub(super) fn record_later(agent: &Arc<Agent>, late: Late) {
-    agent
-        .lag
-        .pending
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push_back(late);
+    agent.lag.pending().push_back(late);
     let later = agent.clone();
     agent.ctx.tasks.spawn(async move {
         // The daemon that was ended in order catches up itself; one that dies does not get here.
-        if !later.ctx.is_closed() {
-            catch_up(&later).await;
+        while !later.ctx.is_closed() && catch_up(&later).await.is_err() {
+            let _ = tokio::time::timeout(AGAIN, later.ctx.closed.cancelled()).await;
         }
     });
 }
 
 /// Returns when everything so far is recorded.
-pub(super) async fn catch_up(agent: &Arc<Agent>) {
+pub(super) async fn catch_up(agent: &Arc<Agent>) -> Result<(), StoreError> {
     let _turn = agent.lag.writing.lock().await;
     loop {
-        let next = agent
-            .lag
-            .pending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop_front();
-        let Some(late) = next else { return };
-        let change = Change {
-            agent: &agent.profile.id,
-            from: late.from,
-            to: &late.to,
-            millis: Some(late.millis),
-            box_record: BoxChange::Keep,
-            image: match late.stale {
-                Some(_) => ImageChange::Clear,
-                None => ImageChange::Keep,
-            },
-        };
-        let recorded = agent.ctx.record(&change).await;
+        let next = agent.lag.pending().pop_front();
+        let Some(late) = next else { return Ok(()) };
+        let recorded = agent.ctx.record(&late.change(&agent.profile.id)).await;
         let point = match late.to.state {
             State::Standby => Point::FreezeRecorded,
             _ => Point::ThawRecorded,
@@ -75,12 +116,14 @@ pub(super) async fn catch_up(agent: &Arc<Agent>) {
         if let Err(fault) = agent.ctx.faults.reach(point).await {
             tracing::warn!(agent = %agent.profile.name, %fault, "a change of state is recorded");
         }
-        match (recorded, late.stale) {
-            (Ok(()), Some(image)) => images::discard(agent, &image).await,
-            (Ok(()), None) => {}
-            // The next record says where the agent is.
+        match (recorded, &late.image) {
+            (Ok(()), LateImage::Useless(image)) => images::discard(agent, image).await,
+            // An agent that is gone needs no record.
+            (Ok(()), LateImage::Kept | LateImage::Stale) | (Err(StoreError::NotFound { .. }), _) => {}
             (Err(error), _) => {
-                tracing::error!(agent = %agent.profile.name, %error, "a change of state could not be recorded");
+                tracing::error!(agent = %agent.profile.name, %error, "a change of state could not be recorded yet");
+                agent.lag.put_back(late);
+                return Err(error);
             }
         }
     }

@@ -38,7 +38,7 @@
 //! - `snapshot`, `roll_back` and `fork` keep what an agent is, go back to it, and make others of it.
 //! - `lag` records what was done at once: a freeze or thaw waits for no disk.
 //! - [`Links`] are the connections to a guest, which are cut before its memory is saved.
-//! - [`idle`] puts agents to sleep that nobody uses. `hold` keeps them from it.
+//! - [`idle`] puts agents to sleep that nobody uses. `hold` keeps them from it, and `sleep` is what each says about it.
 //! - `watcher` waits for the end of a running box and asks the driver to settle it.
 //! - [`Registry`] finds agents by name and id, and creates them.
 //! - `reconcile` runs once when the daemon starts, before anything is answered: it adopts boxes
@@ -68,6 +68,7 @@ mod reconcile;
 mod registry;
 mod rest;
 mod roll_back;
+mod sleep;
 mod snapshot;
 mod standby;
 mod start;
@@ -86,5 +87,6 @@ pub use fork::NewFork;
 pub use links::{Asking, Link, Links};
 pub use reconcile::ReconcileError;
 pub use registry::{Parts, Registry};
+pub use roll_back::RolledBack;
 pub use trouble::Trouble;
 pub(crate) use trouble::in_full;

@@ -81,6 +81,24 @@ impl Context {
         }
     }
 
+    /// Does this to its end, also if whoever asked for it goes away.
+    pub(super) async fn to_the_end<T: Send + 'static>(
+        &self,
+        verb: &'static str,
+        work: impl Future<Output = Result<T, Trouble>> + Send + 'static,
+    ) -> Result<T, Trouble> {
+        if self.is_closed() {
+            return Err(Trouble::ShuttingDown);
+        }
+        let done = self.tasks.spawn(work).await;
+        done.unwrap_or_else(|bug| {
+            Err(Trouble::Bug {
+                verb,
+                reason: bug.to_string(),
+            })
+        })
+    }
+
     pub(super) fn enroll(&self, agent: &Arc<Agent>) {
         let mut roster = self.roster.write().unwrap_or_else(PoisonError::into_inner);
         roster.by_id.insert(agent.profile.id.clone(), agent.clone());
@@ -193,17 +211,8 @@ impl Registry {
 
     /// Makes an agent, and starts it if asked to. If anything fails, nothing of it is left.
     pub async fn create(&self, creation: Creation) -> Result<Arc<Agent>, Trouble> {
-        if self.ctx.is_closed() {
-            return Err(Trouble::ShuttingDown);
-        }
-        // A task of its own: whoever asked may go away before it is done.
-        let task = self.ctx.tasks.spawn(create::create(self.ctx.clone(), creation));
-        task.await.unwrap_or_else(|bug| {
-            Err(Trouble::Bug {
-                verb: "be created",
-                reason: bug.to_string(),
-            })
-        })
+        let created = create::create(self.ctx.clone(), creation);
+        self.ctx.to_the_end("be created", created).await
     }
 
     /// Ends in order: boxes are put to disk or stopped if that is wanted, what is under way ends, and
@@ -216,7 +225,7 @@ impl Registry {
             self.ctx.tasks.close();
             self.ctx.tasks.wait().await;
             for agent in self.all() {
-                lag::catch_up(&agent).await;
+                let _ = lag::catch_up(&agent).await;
             }
         };
         if tokio::time::timeout(patience, orderly).await.is_err() {

@@ -1,6 +1,7 @@
-//! Back to a snapshot. Its home and memory are made ready beside the present ones. Then the box ends, the home
-//! is exchanged in one step, and the memory of the snapshot, if it has any, becomes the agent's own: it is then
-//! as if it had been put to disk at that instant.
+//! Back to a snapshot. What the agent is now is kept first, while it is held still, and nothing of it goes on after that. The home and
+//! memory to go back to are made ready beside the present ones. Then the box ends, the home is exchanged in one step, and
+//! the memory of the snapshot, if it has any, becomes the agent's own: it is then as if it had been put to disk at that
+//! instant.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,38 +9,69 @@ use std::time::Duration;
 use dorm_engine::{EngineError, Id};
 
 use super::decide::{Request, Rest};
+use super::standby::as_before;
 use super::transition::Setback;
-use super::{Agent, Trouble, images};
+use super::{Agent, Trouble, images, snapshot};
 use crate::faults::Point;
 use crate::records::{ImageRecord, SnapshotKind, SnapshotRecord, now};
 
 const VERB: &str = "be rolled back";
 
+/// What a rollback has left of what was there before it.
+#[derive(Debug)]
+pub struct RolledBack {
+    pub before: SnapshotRecord,
+    /// Why its memory is not in it, where it had any.
+    pub lost: Option<String>,
+}
+
 impl Agent {
-    /// Returns when it runs again, if it ran or slept before or the snapshot has memory. What was there
-    /// before is kept as the snapshot that is returned.
-    pub async fn roll_back(self: &Arc<Self>, snapshot: &SnapshotRecord) -> Result<SnapshotRecord, Trouble> {
+    /// Returns when it runs again, if it ran or slept before or the snapshot has memory.
+    pub async fn roll_back(self: &Arc<Self>, snapshot: &SnapshotRecord) -> Result<RolledBack, Trouble> {
         self.can_go_on_from(snapshot)?;
-        let had_memory = self.published().current_box.is_some() || self.current_image().is_some();
-        let label = format!("before the rollback to {}", snapshot.id);
-        let before = match self.snapshot(&label, SnapshotKind::Full).await {
-            Ok(before) => before,
-            // Better its files than nothing.
-            Err(trouble) if is_about_memory(&trouble) => {
-                tracing::warn!(agent = %self.profile.name, reason = %trouble.in_full(), "only its files are kept");
-                self.snapshot(&label, SnapshotKind::Files).await?
+        let (agent, snapshot) = (Arc::clone(self), snapshot.clone());
+        let rolled_back = async move {
+            let had_memory = agent.published().current_box.is_some() || agent.current_image().is_some();
+            let before = Id::random();
+            let request = Request::RollBack {
+                snapshot: snapshot.id.clone(),
+                kind: snapshot.kind,
+                before: before.clone(),
+            };
+            agent.ask(request).await?;
+            if had_memory || snapshot.kind == SnapshotKind::Full {
+                agent.ensure_running().await?;
             }
-            Err(trouble) => return Err(trouble),
+            let before = agent.find_snapshot(before.as_str()).await?;
+            let lost = had_memory && before.kind == SnapshotKind::Files;
+            let lost = agent.setback().filter(|_| lost).map(|setback| setback.what);
+            Ok(RolledBack { before, lost })
         };
-        self.ask(Request::RollBack {
-            snapshot: snapshot.id.clone(),
-            kind: snapshot.kind,
-        })
-        .await?;
-        if had_memory || snapshot.kind == SnapshotKind::Full {
-            self.ensure_running().await?;
+        self.ctx.to_the_end(VERB, rolled_back).await
+    }
+}
+
+/// Keeps what the agent is, which stays still from then on.
+pub(super) async fn keep_present(
+    agent: &Arc<Agent>,
+    from: Rest,
+    snapshot: &Id,
+    before: &Id,
+) -> Result<(), Setback> {
+    let label = format!("before the rollback to {snapshot}");
+    let kept = match snapshot::take_the_last(agent, from, before, &label, SnapshotKind::Full).await {
+        // Better its files than nothing.
+        Err(trouble) if is_about_memory(&trouble) => {
+            let why = trouble.in_full();
+            let what = format!("what was in its memory before the rollback is lost: {why}");
+            agent.note_setback(what).await;
+            snapshot::take_the_last(agent, from, before, &label, SnapshotKind::Files).await
         }
-        Ok(before)
+        kept => kept,
+    };
+    match kept {
+        Ok(()) => Ok(()),
+        Err(trouble) => Err(as_before(agent, from, trouble).await),
     }
 }
 
@@ -64,8 +96,7 @@ pub(super) async fn roll_back(
 ) -> Result<(), Setback> {
     let memory = match stage(agent, snapshot, kind).await {
         Ok(memory) => memory,
-        // It goes on as it was.
-        Err(trouble) => return Err(Setback::at(from, trouble)),
+        Err(trouble) => return Err(as_before(agent, from, trouble).await),
     };
     match exchange(agent, snapshot, memory.as_ref()).await {
         Ok(()) => Ok(()),
@@ -157,7 +188,8 @@ async fn adopt(agent: &Arc<Agent>, memory: &Staged) -> Result<(), Trouble> {
         size: memory.size,
         made: now(),
         current: true,
-        foreign: false,
+        // It may be of a time before the agent was told who it is, and must not draw the same random numbers again.
+        foreign: true,
         cpu_usec: None,
     };
     ctx.store.set_image(id, Some(&image)).await?;

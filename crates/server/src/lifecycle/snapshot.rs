@@ -7,13 +7,14 @@ use dorm_engine::{Dumped, EngineError, Id};
 
 use super::decide::{Request, Rest};
 use super::registry::Context;
-use super::standby::thawed_again;
+use super::standby::as_before;
 use super::transition::Setback;
 use super::{Agent, Registry, Trouble, images};
 use crate::faults::Point;
-use crate::records::{SnapshotKind, SnapshotRecord, now};
+use crate::records::{SnapshotKind, SnapshotRecord, State, Status, now};
 
 const VERB: &str = "be snapshotted";
+pub(super) const HELD: &str = "held still for a snapshot";
 
 impl Agent {
     /// Returns when the snapshot is on disk, and the agent goes on. One of an agent that has no memory
@@ -146,32 +147,60 @@ pub(super) async fn take(
     };
     if let Err(trouble) = taken {
         discard(agent, id).await;
-        return Err(match from {
-            Rest::Running => thawed_again(agent, trouble).await,
-            Rest::Standby | Rest::Hibernated | Rest::Stopped | Rest::Failed => Setback::at(from, trouble),
-        });
+        return Err(as_before(agent, from, trouble).await);
     }
     Ok(())
 }
 
+/// Takes the snapshot of an agent that stays as it is then: one that runs is held still, and nobody lets it go on.
+pub(super) async fn take_the_last(
+    agent: &Arc<Agent>,
+    from: Rest,
+    id: &Id,
+    label: &str,
+    kind: SnapshotKind,
+) -> Result<(), Trouble> {
+    let taken = async {
+        let has_box = match from {
+            Rest::Running | Rest::Standby => true,
+            Rest::Hibernated | Rest::Stopped | Rest::Failed => false,
+        };
+        if has_box {
+            hold(agent, kind).await?;
+        }
+        whole(agent, id, Some(label), kind, has_box).await
+    };
+    let taken = taken.await;
+    if taken.is_err() {
+        discard(agent, id).await;
+    }
+    taken
+}
+
 async fn live(agent: &Arc<Agent>, id: &Id, label: Option<&str>, kind: SnapshotKind) -> Result<(), Trouble> {
-    let engine = &agent.ctx.engine;
+    let running = agent.published().status;
+    agent.publish(Status::now(State::Freezing, HELD));
+    hold(agent, kind).await?;
+    let memory = keep(agent, id, kind, true).await?;
+    agent
+        .ctx
+        .engine
+        .thaw(&agent.profile.id)
+        .await
+        .map_err(Trouble::engine("go on after its snapshot"))?;
+    // It goes on while its memory goes to disk.
+    agent.publish(running);
+    agent.ctx.faults.reach(Point::SnapshotThawed).await?;
+    record(agent, id, label, kind, memory.seal().await?).await
+}
+
+async fn hold(agent: &Arc<Agent>, kind: SnapshotKind) -> Result<(), Trouble> {
     if kind == SnapshotKind::Full {
         agent.can_save().map_err(Trouble::NoImages)?;
         agent.cut_links_for_image().await;
     }
-    engine
-        .freeze(&agent.profile.id)
-        .await
-        .map_err(Trouble::engine(VERB))?;
-    let memory = keep(agent, id, kind, true).await?;
-    engine
-        .thaw(&agent.profile.id)
-        .await
-        .map_err(Trouble::engine("go on after its snapshot"))?;
-    agent.ctx.faults.reach(Point::SnapshotThawed).await?;
-    // It goes on while its memory goes to disk.
-    record(agent, id, label, kind, memory.seal().await?).await
+    let frozen = agent.ctx.engine.freeze(&agent.profile.id).await;
+    frozen.map_err(Trouble::engine(VERB))
 }
 
 /// Of an agent that stands still anyway.

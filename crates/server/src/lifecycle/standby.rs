@@ -10,7 +10,8 @@ use crate::lifecycle::decide::Rest;
 /// The agent is published as `freezing` already, so that whoever comes now waits.
 pub(super) async fn freeze(agent: &Arc<Agent>, if_idle: bool) -> Result<(), Setback> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
-    if if_idle && agent.open_requests() > 0 {
+    // Somebody may have come, or asked for it to stay awake, since it was found idle.
+    if if_idle && (agent.open_requests() > 0 || agent.sleep().is_never() || agent.is_held()) {
         return Err(Setback::at(Rest::Running, Trouble::InUse));
     }
     // A kept connection would stand in the way of a memory image later.
@@ -41,6 +42,14 @@ pub(super) async fn thawed_again(agent: &Arc<Agent>, trouble: Trouble) -> Setbac
             tracing::error!(agent = %agent.profile.name, %error, "a box could not be thawed again");
             Setback::at(Rest::Standby, trouble)
         }
+    }
+}
+
+/// Leaves an agent that was held still for something as it was.
+pub(super) async fn as_before(agent: &Arc<Agent>, from: Rest, trouble: Trouble) -> Setback {
+    match from {
+        Rest::Running => thawed_again(agent, trouble).await,
+        Rest::Standby | Rest::Hibernated | Rest::Stopped | Rest::Failed => Setback::at(from, trouble),
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::task::JoinError;
 
 use super::agent::Answer;
 use super::decide::{Next, Outcome, Rest, Transition, Work, after, during, is_recorded_first};
-use super::lag::{Late, catch_up, record_later};
+use super::lag::{Late, LateImage, catch_up, record_later};
 use super::start::Up;
 use super::{
     Agent, Trouble, convert, delete, hibernate, images, roll_back, snapshot, standby, start, stop, watcher,
@@ -54,7 +54,18 @@ pub(super) async fn run(agent: Arc<Agent>, transition: Transition) -> Answer {
     if !is_recorded_first(&transition) {
         return at_once(agent, transition, from, status, began).await;
     }
-    catch_up(&agent).await;
+    let caught_up = catch_up(&agent).await;
+    // What happened before the end of an agent matters to nobody.
+    if !matches!(transition, Transition::Delete { .. }) {
+        caught_up?;
+    }
+    let resting = agent.published().status;
+    if let Transition::RollBack { snapshot, before, .. } = &transition {
+        agent.publish(status.clone());
+        if let Err(setback) = roll_back::keep_present(&agent, from, snapshot, before).await {
+            return not_begun(&agent, from, resting, setback, began);
+        }
+    }
     let change = Change {
         agent: &agent.profile.id,
         from: from.state(),
@@ -71,11 +82,34 @@ pub(super) async fn run(agent: Arc<Agent>, transition: Transition) -> Answer {
         }
         Err(error) => {
             debug_assert_eq!(after(&transition, from, Outcome::NotBegun), Next::Rest(from));
-            return Err(error.into());
+            let Transition::RollBack { .. } = transition else {
+                return Err(error.into());
+            };
+            let setback = standby::as_before(&agent, from, error.into()).await;
+            return not_begun(&agent, from, resting, setback, began);
         }
     }
     agent.publish(status);
     proceed(agent, transition, from, began).await
+}
+
+/// The store knows nothing of the transition yet, for which the agent was held still.
+fn not_begun(agent: &Arc<Agent>, from: Rest, resting: Status, setback: Setback, began: Instant) -> Answer {
+    if setback.left == from {
+        agent.publish(resting);
+    } else {
+        let to = Status::now(setback.left.state(), setback.trouble.in_full());
+        agent.publish(to.clone());
+        let late = Late {
+            from: from.state(),
+            to,
+            millis: millis_since(began),
+            box_record: None,
+            image: LateImage::Kept,
+        };
+        record_later(agent, late);
+    }
+    Err(setback.trouble)
 }
 
 /// Runs a transition whose beginning the store has already.
@@ -91,11 +125,9 @@ async fn at_once(
     began: Instant,
 ) -> Answer {
     let before = agent.published().status;
-    match (&transition, from) {
-        // The record must say `standby` before it says that the memory is on disk.
-        (Transition::MakeDurable, _) => catch_up(&agent).await,
-        // Nobody notices that it stands still for a moment longer.
-        (Transition::Snapshot { .. }, Rest::Stopped | Rest::Standby | Rest::Hibernated | Rest::Failed) => {}
+    match &transition {
+        // Who sleeps stays as it is, and who runs is held still for a part of it only.
+        Transition::MakeDurable | Transition::Snapshot { .. } => {}
         _ => agent.publish(status),
     }
     let stale = agent.image().map(|image| image.id);
@@ -126,17 +158,14 @@ async fn at_once(
         if stale.is_some() {
             agent.set_image(None);
         }
-        let millis = millis_since(began);
-        let from = from.state();
-        record_later(
-            &agent,
-            Late {
-                from,
-                to,
-                millis,
-                stale,
-            },
-        );
+        let late = Late {
+            from: from.state(),
+            to,
+            millis: millis_since(began),
+            box_record: None,
+            image: stale.map_or(LateImage::Kept, LateImage::Useless),
+        };
+        record_later(&agent, late);
     }
     done.map(|_| ()).map_err(|setback| setback.trouble)
 }
@@ -183,7 +212,7 @@ async fn work(agent: &Arc<Agent>, transition: &Transition, from: Rest) -> Result
             let taken = snapshot::take(agent, from, id, label.as_deref(), *kind).await;
             taken.map(|()| Made::SameBox)
         }
-        Transition::RollBack { snapshot, kind } => {
+        Transition::RollBack { snapshot, kind, .. } => {
             let back = roll_back::roll_back(agent, from, snapshot, *kind).await;
             back.map(|()| Made::NoBox)
         }
@@ -301,8 +330,16 @@ async fn come_to_rest(
             agent.now_differs_from_image();
             let trouble = Trouble::from(error);
             tracing::error!(agent = %agent.profile.name, reason = %trouble.in_full(), "is awake, which could not be recorded");
+            let late = Late {
+                from: during(transition),
+                to: status.clone(),
+                millis,
+                box_record: Some(up.record.clone()),
+                image: LateImage::Stale,
+            };
             let generation = agent.publish_box(status, up.record);
             watcher::spawn(agent, generation);
+            record_later(agent, late);
             Err(trouble)
         }
         (Ok(made), Err(error)) => {
@@ -353,7 +390,7 @@ pub(super) async fn broken(agent: &Arc<Agent>, work: Work, recorded: State, bug:
     } else if let Err(error) = ctx.engine.sweep(id).await {
         tracing::error!(agent = %agent.profile.name, %error, "its box could not be removed");
     }
-    catch_up(agent).await;
+    let _ = catch_up(agent).await;
     let status = Status::now(rest.state(), trouble.in_full());
     let change = Change {
         agent: id,
@@ -386,7 +423,7 @@ fn why(transition: &Transition) -> String {
         Transition::Start { why } | Transition::Thaw { why } | Transition::Wake { why } => (*why).to_owned(),
         Transition::Freeze { why, .. } | Transition::Hibernate { why } => why.clone(),
         Transition::MakeDurable => "its memory goes to disk".to_owned(),
-        Transition::Snapshot { .. } => "held still for a snapshot".to_owned(),
+        Transition::Snapshot { .. } => snapshot::HELD.to_owned(),
         Transition::RollBack { snapshot, .. } => format!("rolled back to {snapshot}"),
         Transition::Convert { to, .. } => format!("its isolation becomes {to}"),
         Transition::Stop { .. } => "asked to stop".to_owned(),

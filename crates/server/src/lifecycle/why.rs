@@ -15,6 +15,7 @@ pub struct Why {
     /// What keeps it awake, or from going deeper to sleep.
     pub because: Vec<String>,
     pub next: Option<Next>,
+    pub times: Times,
     /// What would be left of it after a crash of this machine, and by what.
     pub files: &'static str,
     pub memory: String,
@@ -28,13 +29,14 @@ pub struct Next {
 }
 
 pub fn why(agent: &Arc<Agent>, defaults: &Standby) -> Why {
-    let times = Times::of(&agent.profile.spec.sleep, defaults);
+    let times = Times::of(&agent.sleep(), defaults);
     let view = agent.view();
     let wall = Instant::now();
     Why {
         status: agent.published().status,
         because: because(agent, &view, &times),
         next: next(&view, &times, wall),
+        times,
         files: "its home, a btrfs subvolume: always",
         memory: memory(agent, &view),
         setback: agent.setback(),
@@ -46,7 +48,7 @@ fn because(agent: &Arc<Agent>, view: &View, times: &Times) -> Vec<String> {
     if !matches!(view.state, State::Running | State::Standby) {
         return because;
     }
-    if agent.profile.spec.sleep.keep_awake {
+    if agent.sleep().keep_awake {
         because.push("it is to be kept awake".to_owned());
     } else if view.state == State::Running && times.standby.is_none() {
         because.push("it never goes to standby by itself".to_owned());

@@ -395,6 +395,31 @@ pub(super) async fn an_isolation_is_changed_alone(store: &dyn Store) {
     assert!(matches!(missing, Err(StoreError::NotFound { .. })));
 }
 
+pub(super) async fn times_to_sleep_are_changed_alone(store: &dyn Store) {
+    let agent = store
+        .insert_agent(&new_agent("one"), SLOTS)
+        .await
+        .unwrap()
+        .profile;
+    let own = Sleep {
+        standby_after: Some(30_000),
+        durable_after: None,
+        hibernate_after: Some(0),
+        keep_awake: true,
+    };
+    for sleep in [own, Sleep::default()] {
+        store.set_sleep(&agent.id, &sleep).await.unwrap();
+        let found = store.agents().await.unwrap().readable.remove(0).profile;
+        let expected = AgentSpec {
+            sleep,
+            ..agent.spec.clone()
+        };
+        assert_eq!(found.spec, expected, "and nothing else of it changes");
+    }
+    let missing = store.set_sleep(&Id::random(), &own).await;
+    assert!(matches!(missing, Err(StoreError::NotFound { .. })));
+}
+
 pub(super) async fn volumes_have_names_of_their_own_and_are_deleted_once(store: &dyn Store) {
     let volume = |workspace: &str, name: &str| VolumeRecord {
         id: Id::random(),
@@ -445,6 +470,7 @@ macro_rules! conformance {
             a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_state
             a_network_policy_is_replaced
             an_isolation_is_changed_alone
+            times_to_sleep_are_changed_alone
             a_change_of_an_agent_that_is_not_there_is_refused
             events_go_with_their_agent
             events_are_followed_of_one_agent_or_of_a_workspace

@@ -10,8 +10,8 @@ use dorm_engine::{Id, Isolation};
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
     AgentRecord, BuildRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Note,
-    Origin, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord, State, TemplateRecord, VolumeRecord,
-    Workspace,
+    Origin, Reach, SandboxRecord, SecretRecord, Sleep, Slots, SnapshotRecord, State, TemplateRecord,
+    VolumeRecord, Workspace,
 };
 
 mod agents;
@@ -150,6 +150,15 @@ impl Store for MemoryStore {
         let agent = tables.agents.iter_mut().find(|agent| agent.profile.id == *id);
         let agent = agent.ok_or_else(|| missing("agent", id.as_str()))?;
         agent.profile.spec.network = policy.clone();
+        tables.commits += 1;
+        Ok(())
+    }
+
+    async fn set_sleep(&self, id: &Id, sleep: &Sleep) -> Result<()> {
+        let mut tables = self.tables();
+        let agent = tables.agents.iter_mut().find(|agent| agent.profile.id == *id);
+        let agent = agent.ok_or_else(|| missing("agent", id.as_str()))?;
+        agent.profile.spec.sleep = *sleep;
         tables.commits += 1;
         Ok(())
     }

@@ -9,7 +9,7 @@ use dorm_engine::{Id, Isolation};
 
 use crate::records::{
     AgentRecord, BuildRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Note,
-    Origin, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord, TemplateRecord, VolumeRecord,
+    Origin, Reach, SandboxRecord, SecretRecord, Sleep, Slots, SnapshotRecord, TemplateRecord, VolumeRecord,
     Workspace,
 };
 
@@ -92,6 +92,7 @@ pub trait Store: Send + Sync + 'static {
     async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()>;
     async fn set_isolation(&self, agent: &Id, isolation: Isolation) -> Result<()>;
     async fn set_network(&self, agent: &Id, policy: &Policy) -> Result<()>;
+    async fn set_sleep(&self, agent: &Id, sleep: &Sleep) -> Result<()>;
     /// Removes an agent, its events, and its snapshots that do not outlive it. Removing what is not there is no error.
     async fn delete_agent(&self, id: &Id) -> Result<()>;
     /// Newest first. A store keeps the newest thousand of each agent, and may forget older ones.

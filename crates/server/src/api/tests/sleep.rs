@@ -156,6 +156,82 @@ async fn why_says_what_keeps_it_awake_and_what_comes_next() {
 }
 
 #[tokio::test]
+async fn when_an_agent_goes_to_sleep_is_changed_later_and_told() {
+    let server = Server::new().await;
+    server.create(json!({"name": "demo", "standby_after": 60})).await;
+    let change = async |body: Value| server.call(Method::PATCH, "/v1/agents/demo", body).await;
+    let (status, agent) = change(json!({"standby_after": 30, "hibernate_after": 0.5})).await;
+    assert_eq!(status, StatusCode::OK, "{agent}");
+    assert_eq!(
+        (
+            &agent["standby_after"],
+            &agent["hibernate_after"],
+            &agent["keep_awake"]
+        ),
+        (&json!(30.0), &json!(0.5), &json!(false))
+    );
+    assert!(agent.get("durable_after").is_none(), "{agent}");
+    let (_, why) = server.get("/v1/agents/demo/why").await;
+    assert_eq!(
+        why["sleep"],
+        json!({"standby_after": 30.0, "durable_after": 60.0, "hibernate_after": 0.5})
+    );
+    let left = why["next"]["at"].as_i64().unwrap() - now();
+    assert!((20_000..=30_000).contains(&left), "{left}");
+
+    let (_, agent) = change(json!({"standby_after": null, "keep_awake": true})).await;
+    assert!(agent.get("standby_after").is_none(), "{agent}");
+    assert_eq!(agent["hibernate_after"], 0.5, "what is absent stays");
+    let (_, why) = server.get("/v1/agents/demo/why").await;
+    assert_eq!(
+        (&why["because"][0], &why["sleep"]),
+        (&json!("it is to be kept awake"), &json!({}))
+    );
+    assert_eq!(change(json!({})).await.1["keep_awake"], true);
+
+    server.post("/v1/agents/demo/hibernate", Value::Null).await;
+    let (_, agent) = change(json!({"keep_awake": false, "isolation": "gvisor", "durable_after": 5})).await;
+    assert_eq!(
+        (&agent["keep_awake"], &agent["isolation"], &agent["durable_after"]),
+        (&json!(false), &json!("gvisor"), &json!(5.0)),
+        "{agent}"
+    );
+    server.post("/v1/agents/demo/hibernate", Value::Null).await;
+    assert_eq!(change(json!({"durable_after": 0})).await.1["state"], "hibernated");
+}
+
+#[tokio::test]
+async fn a_wrong_time_to_sleep_changes_nothing() {
+    let server = Server::new().await;
+    server
+        .create(json!({"name": "demo", "standby_after": 60, "start": false}))
+        .await;
+    let before = server.get("/v1/agents/demo").await;
+    for wrong in [
+        json!({"standby_after": -1}),
+        json!({"hibernate_after": 1e10}),
+        json!({"durable_after": "5m"}),
+        json!({"keep_awake": null}),
+        json!({"keep_awake": true, "durable_after": -1, "isolation": "gvisor"}),
+        json!({"sleep": 5}),
+    ] {
+        let answer = server.call(Method::PATCH, "/v1/agents/demo", wrong).await;
+        assert_error(&answer, StatusCode::BAD_REQUEST, "invalid_argument");
+    }
+    assert_eq!(server.get("/v1/agents/demo").await, before);
+    let answer = server.call(Method::PATCH, "/v1/agents/nobody", json!({"keep_awake": true}));
+    assert_error(&answer.await, StatusCode::NOT_FOUND, "not_found");
+    let (_, document) = server.get("/openapi.json").await;
+    let known = &document["components"]["schemas"]["AgentChange"];
+    assert_eq!(
+        known["properties"]["standby_after"]["type"],
+        json!(["number", "null"])
+    );
+    assert_eq!(known["properties"]["keep_awake"]["type"], "boolean");
+    assert!(known.get("required").is_none(), "{known}");
+}
+
+#[tokio::test]
 async fn holds_are_made_listed_and_released() {
     let server = Server::new().await;
     server.create(json!({"name": "demo"})).await;

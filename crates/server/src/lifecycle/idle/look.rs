@@ -11,6 +11,7 @@ use crate::lifecycle::{Agent, Trouble};
 
 /// A guest that does not answer by then is left in peace.
 const PATIENCE: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_secs(1);
 /// The template's own start command: a service, not work.
 const SERVICE: &str = "start";
 
@@ -38,6 +39,8 @@ pub(super) async fn judge(agent: Arc<Agent>, first: Sample, after: Duration, cpu
             agent.note_work(what);
             agent.touch();
         }
+        // Something reached for it meanwhile, and what it has begun may not have been seen.
+        None if agent.quiet_since() != first.quiet_since => {}
         None => {
             let why = format!("idle for {}", in_words(after));
             match agent.idle(why).await {
@@ -85,28 +88,37 @@ async fn working(agent: &Arc<Agent>, first: Sample, cpu: f64) -> Option<String> 
 }
 
 pub(super) async fn make_durable(agent: Arc<Agent>, tell: Inbox) {
-    said(&agent, agent.make_durable().await);
-    let _ = tell.send(News::Done(agent.profile.id.clone()));
+    let answer = agent.make_durable().await;
+    done(agent, answer, tell).await;
 }
 
 pub(super) async fn hibernate(agent: Arc<Agent>, why: String, tell: Inbox) {
-    said(&agent, agent.retire(why).await);
-    let _ = tell.send(News::Done(agent.profile.id.clone()));
+    let answer = agent.retire(why).await;
+    done(agent, answer, tell).await;
 }
 
 /// One after the other: the disk takes no more at once, and each that is gone may be enough.
 pub(super) async fn evict(agents: Vec<Arc<Agent>>, tell: Inbox) {
     for agent in agents {
-        said(&agent, agent.retire("memory is short".to_owned()).await);
+        went_well(&agent, agent.retire("memory is short".to_owned()).await);
     }
     let _ = tell.send(News::Evicted);
 }
 
-fn said(agent: &Arc<Agent>, answer: Result<(), Trouble>) {
+async fn done(agent: Arc<Agent>, answer: Result<(), Trouble>, tell: Inbox) {
+    if !went_well(&agent, answer) {
+        // The watcher may see what it saw before, and would ask again at once.
+        tokio::time::sleep(AGAIN).await;
+    }
+    let _ = tell.send(News::Done(agent.profile.id.clone()));
+}
+
+fn went_well(agent: &Arc<Agent>, answer: Result<(), Trouble>) -> bool {
     match answer {
-        Ok(()) | Err(Trouble::InUse | Trouble::NotFound(_) | Trouble::ShuttingDown) => {}
+        Ok(()) | Err(Trouble::InUse | Trouble::NotFound(_) | Trouble::ShuttingDown) => true,
         Err(trouble) => {
             tracing::warn!(agent = %agent.profile.name, reason = %trouble.in_full(), "could not be put to disk");
+            false
         }
     }
 }

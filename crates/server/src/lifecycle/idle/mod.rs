@@ -135,7 +135,8 @@ impl Watcher {
         });
         if entry.state != state {
             entry.state = state;
-            entry.frozen_since = now;
+            // It may have come there under an earlier daemon.
+            entry.frozen_since = agent.view().frozen_since;
             entry.sample = None;
             if state == State::Standby {
                 let stats = self.ctx.engine.stats(id).await;
@@ -193,7 +194,7 @@ impl Watcher {
             return self.forget(id);
         };
         let now = Instant::now();
-        let times = Times::of(&agent.profile.spec.sleep, &self.settings);
+        let times = Times::of(&agent.sleep(), &self.settings);
         let sample = entry
             .sample
             .filter(|sample| sample.quiet_since == agent.quiet_since());

@@ -7,6 +7,7 @@ use dorm_engine::Isolation;
 use super::World;
 use crate::config::OnShutdown;
 use crate::faults::{Action, Point};
+use crate::guest_client::fake::FakeGuests;
 use crate::records::{Lifetime, SnapshotKind, State};
 
 /// What passes through a point, and what must be there before.
@@ -81,6 +82,7 @@ fn act_of(point: Point) -> Act {
 /// Does what passes through `point`, dies there, and gives what the next daemon made of it.
 async fn die_at(point: Point, act: Act, lifetime: Lifetime, reboot: bool) -> World {
     let mut world = World::new().await;
+    FakeGuests::answering(&world.engine, |_| None);
     if act != Act::Create {
         let agent = world.create("one", lifetime, act != Act::Start).await.unwrap();
         if act != Act::Start {
@@ -115,7 +117,7 @@ async fn die_at(point: Point, act: Act, lifetime: Lifetime, reboot: bool) -> Wor
         if act == Act::Thaw {
             agent.make_durable().await.unwrap();
         }
-        crate::lifecycle::lag::catch_up(&agent).await;
+        crate::lifecycle::lag::catch_up(&agent).await.unwrap();
     }
     world.faults.arm(point, Action::Hang);
     let (registry, engine) = (world.registry.clone(), world.engine.clone());
@@ -314,6 +316,25 @@ async fn a_crash_in_a_rollback_leaves_either_home_whole_and_a_snapshot_of_what_w
             Some("a newer secret")
         );
         assert_eq!(world.homes.content(&agent.profile.id).as_deref(), Some("new"));
+        world.assert_in_order().await;
+    }
+}
+
+#[tokio::test]
+async fn a_crash_before_a_rollback_has_kept_what_is_there_leaves_the_agent_running() {
+    for point in [
+        Point::SnapshotFrozen,
+        Point::SnapshotImageMade,
+        Point::SnapshotHomeKept,
+        Point::SnapshotSealed,
+        Point::SnapshotRecorded,
+    ] {
+        let world = die_at(point, Act::RollBack, Lifetime::Persistent, false).await;
+        let agent = world.get("one").unwrap();
+        let id = &agent.profile.id;
+        assert_eq!(agent.state(), State::Running, "{point:?}");
+        assert_eq!(world.engine.memory(id).as_deref(), Some("a newer secret"));
+        assert_eq!(world.homes.content(id).as_deref(), Some("new"));
         world.assert_in_order().await;
     }
 }

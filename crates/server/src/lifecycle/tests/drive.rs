@@ -348,7 +348,7 @@ async fn an_idle_agent_has_no_task_and_costs_little() {
     settle().await;
     let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     assert_eq!(tasks, 0, "no task lives for agents that nobody asks anything of");
-    assert!(size_of::<Agent>() < 1024, "{}", size_of::<Agent>());
+    assert!(size_of::<Agent>() <= 1152, "{}", size_of::<Agent>());
 }
 
 #[tokio::test]

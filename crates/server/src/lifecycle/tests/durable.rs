@@ -12,7 +12,7 @@ async fn durable(world: &World, memory: &str) -> Arc<Agent> {
     world.engine.remember(&agent.profile.id, memory);
     agent.pause().await.unwrap();
     agent.make_durable().await.unwrap();
-    lag::catch_up(&agent).await;
+    lag::catch_up(&agent).await.unwrap();
     agent
 }
 
@@ -139,4 +139,58 @@ async fn what_went_wrong_with_its_memory_is_known_to_the_next_daemon() {
     world.restart().await;
     let agent = world.get("one").unwrap();
     assert!(setback.is_some() && agent.setback() == setback, "{setback:?}");
+}
+
+#[tokio::test]
+async fn a_thaw_that_could_not_be_recorded_is_before_anything_else() {
+    let mut world = World::new().await;
+    let agent = durable(&world, "old").await;
+    let id = agent.profile.id.clone();
+    world.store.fail_changes_to(Some(State::Running));
+    agent.ensure_running().await.unwrap();
+    world.engine.remember(&id, "new");
+    lag::catch_up(&agent).await.unwrap_err();
+    agent.hibernate("asked").await.unwrap_err();
+    assert_eq!(agent.state(), State::Running);
+    world.store.fail_changes_to(None);
+    agent.hibernate("asked").await.unwrap();
+    world.assert_in_order().await;
+    world.engine.reboot();
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    agent.ensure_running().await.unwrap();
+    assert_remembers(&world, &agent, "new");
+}
+
+#[tokio::test]
+async fn what_could_not_be_recorded_time_and_again_is_recorded_as_what_became_of_it() {
+    let world = World::new().await;
+    let agent = durable(&world, "old").await;
+    world.store.fail_changes_to(Some(State::Running));
+    agent.ensure_running().await.unwrap();
+    lag::catch_up(&agent).await.unwrap_err();
+    agent.pause().await.unwrap();
+    world.store.fail_changes_to(None);
+    agent.make_durable().await.unwrap();
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_wake_that_could_not_be_recorded_is_recorded_later_and_not_undone() {
+    let mut world = World::new().await;
+    let agent = world.running("one").await;
+    let id = agent.profile.id.clone();
+    world.engine.remember(&id, "a secret");
+    agent.hibernate("asked").await.unwrap();
+    world.store.fail_changes_to(Some(State::Running));
+    agent.ensure_running().await.unwrap_err();
+    assert_eq!(agent.state(), State::Running);
+    lag::catch_up(&agent).await.unwrap_err();
+    world.store.fail_changes_to(None);
+    world.assert_in_order().await;
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    assert_eq!(agent.state(), State::Running, "it was adopted");
+    assert_remembers(&world, &agent, "a secret");
+    world.assert_in_order().await;
 }

@@ -9,9 +9,9 @@ use tokio::time::{Instant, sleep};
 use super::{World, reaches};
 use crate::config::Standby;
 use crate::guest_client::fake::FakeGuests;
-use crate::lifecycle::Agent;
 use crate::lifecycle::idle::pressure::{Budget, Gauge};
-use crate::records::{Lifetime, Sleep, State};
+use crate::lifecycle::{Agent, Trouble};
+use crate::records::{Lifetime, Sleep, SleepChange, State};
 
 const MIB: u64 = 1 << 20;
 
@@ -168,6 +168,119 @@ async fn an_agent_has_times_of_its_own() {
     seconds(10_000).await;
     assert_eq!((awake.state(), slow.state()), (State::Running, State::Standby));
     assert!(slow.current_image().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_changed_later_holds_at_once_and_wakes_nobody() {
+    let (world, ..) = watched(Standby::default()).await;
+    let agent = world.running("one").await;
+    let standby_after = |millis| SleepChange {
+        standby_after: Some(millis),
+        ..SleepChange::default()
+    };
+    let keep_awake = |keep| SleepChange {
+        keep_awake: Some(keep),
+        ..SleepChange::default()
+    };
+    seconds(10).await;
+    agent.set_sleep(keep_awake(true)).await.unwrap();
+    seconds(10_000).await;
+    assert_eq!(agent.state(), State::Running);
+    agent.set_sleep(standby_after(Some(3_600_000))).await.unwrap();
+    agent.set_sleep(keep_awake(false)).await.unwrap();
+    agent.touch();
+    seconds(3_000).await;
+    assert_eq!(agent.state(), State::Running, "it has a longer time now");
+    agent.set_sleep(standby_after(Some(2_000))).await.unwrap();
+    assert!(until(&agent, State::Standby).await <= 2);
+
+    let thaws = world.engine.thaws();
+    agent.set_sleep(keep_awake(true)).await.unwrap();
+    seconds(10_000).await;
+    assert_eq!((agent.state(), world.engine.thaws()), (State::Standby, thaws));
+    assert!(agent.current_image().is_none());
+    let change = SleepChange {
+        hibernate_after: Some(Some(1_000)),
+        ..keep_awake(false)
+    };
+    agent.set_sleep(change).await.unwrap();
+    assert_eq!(until(&agent, State::Hibernated).await, 0);
+    agent.set_sleep(standby_after(None)).await.unwrap();
+    assert_eq!(agent.state(), State::Hibernated);
+    agent.ensure_running().await.unwrap();
+    assert_eq!(until(&agent, State::Standby).await, 15);
+    world.assert_in_order().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_was_found_idle_and_is_to_stay_awake_now_stays_awake() {
+    let (world, ..) = watched(Standby::default()).await;
+    let agent = world.running("one").await;
+    for change in [
+        SleepChange {
+            keep_awake: Some(true),
+            ..SleepChange::default()
+        },
+        SleepChange {
+            keep_awake: Some(false),
+            standby_after: Some(Some(0)),
+            ..SleepChange::default()
+        },
+    ] {
+        agent.set_sleep(change).await.unwrap();
+        let asked = agent.idle("idle for 15 s".to_owned()).await;
+        assert!(matches!(asked, Err(Trouble::InUse)), "{asked:?}");
+        assert_eq!(agent.state(), State::Running);
+    }
+    agent.pause().await.unwrap();
+    assert_eq!(agent.state(), State::Standby, "whoever asks for it gets it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_are_kept_by_the_record_in_any_state_and_taken_over_by_forks() {
+    let (mut world, ..) = watched(Standby::default()).await;
+    let agent = world.stopped("one").await;
+    // At once, and of different settings.
+    let (first, second) = tokio::join!(
+        agent.set_sleep(SleepChange {
+            standby_after: Some(Some(30_000)),
+            ..SleepChange::default()
+        }),
+        agent.set_sleep(SleepChange {
+            durable_after: Some(Some(0)),
+            ..SleepChange::default()
+        }),
+    );
+    first.and(second).unwrap();
+    assert_eq!(agent.state(), State::Stopped);
+    let expected = Sleep {
+        standby_after: Some(30_000),
+        durable_after: Some(0),
+        ..Sleep::default()
+    };
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    assert_eq!(agent.sleep(), expected);
+    world.registry.watch(Standby::default(), Arc::new(|| None));
+    agent.start().await.unwrap();
+    assert_eq!(until(&agent, State::Standby).await, 30);
+    let change = SleepChange {
+        standby_after: Some(None),
+        ..SleepChange::default()
+    };
+    agent.set_sleep(change).await.unwrap();
+    let forks = world
+        .registry
+        .fork(&agent, vec!["two".to_owned()], None, true, false);
+    let fork = forks.await.unwrap().remove(0);
+    let expected = expected.changed(change);
+    assert_eq!((fork.sleep(), agent.sleep()), (expected, expected));
+    agent.delete().await.unwrap();
+    let gone = agent.set_sleep(SleepChange {
+        keep_awake: Some(true),
+        ..SleepChange::default()
+    });
+    assert!(gone.await.is_err());
 }
 
 #[tokio::test(start_paused = true)]

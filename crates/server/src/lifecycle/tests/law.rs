@@ -36,7 +36,8 @@ fn requests() -> impl Strategy<Value = Request> {
         }),
         kinds().prop_map(|kind| Request::RollBack {
             snapshot: Id::random(),
-            kind
+            kind,
+            before: Id::random(),
         }),
         Just(Request::Convert {
             to: Isolation::Vm,

@@ -161,7 +161,7 @@ impl World {
     /// Records, boxes, homes and images agree, and every event follows from the one before.
     async fn assert_in_order(&self) {
         for agent in self.registry.all() {
-            lag::catch_up(&agent).await;
+            lag::catch_up(&agent).await.unwrap();
         }
         let records = self.store.agents().await.unwrap().readable;
         let agents = self.registry.all();

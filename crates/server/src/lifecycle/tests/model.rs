@@ -208,12 +208,12 @@ async fn live(lifetime: Lifetime, steps: Vec<Step>) {
                 None
             }
             Step::Restart => {
-                lag::catch_up(&agent).await;
+                lag::catch_up(&agent).await.unwrap();
                 world.restart().await;
                 None
             }
             Step::Reboot => {
-                lag::catch_up(&agent).await;
+                lag::catch_up(&agent).await.unwrap();
                 world.engine.reboot();
                 world.restart().await;
                 if let (None, Some(agent)) = (model.state, world.get("one")) {

@@ -1,6 +1,6 @@
 //! Snapshots, and what is made of them.
 
-use super::World;
+use super::{World, reaches};
 use crate::faults::{Action, Point};
 use crate::guest_client::fake::FakeGuests;
 use crate::lifecycle::Trouble;
@@ -64,6 +64,7 @@ async fn an_agent_in_any_state_of_rest_is_snapshotted_as_it_is() {
 #[tokio::test]
 async fn a_rollback_brings_back_files_and_memory_and_keeps_what_was() {
     let world = World::new().await;
+    FakeGuests::answering(&world.engine, |_| None);
     let agent = world.running("one").await;
     let id = agent.profile.id.clone();
     world.engine.remember(&id, "old memory");
@@ -81,7 +82,7 @@ async fn a_rollback_brings_back_files_and_memory_and_keeps_what_was() {
     };
     assert_eq!(now(&world), ("old memory".to_owned(), "old files".to_owned()));
     world.assert_in_order().await;
-    agent.roll_back(&new).await.unwrap();
+    agent.roll_back(&new.before).await.unwrap();
     assert_eq!(now(&world), ("new memory".to_owned(), "new files".to_owned()));
     let newest = agent.snapshots().await.unwrap().pop().unwrap();
     assert_eq!(newest.parent, Some(old.id), "it was at the old one");
@@ -116,9 +117,101 @@ async fn a_rollback_of_what_cannot_be_saved_keeps_its_files_at_least() {
     let agent = world.running("one").await;
     let old = agent.snapshot("", SnapshotKind::Files).await.unwrap();
     world.engine.fail_next_checkpoint("io_uring");
-    let before = agent.roll_back(&old).await.unwrap();
-    assert_eq!(before.kind, SnapshotKind::Files);
+    let back = agent.roll_back(&old).await.unwrap();
+    assert_eq!(back.before.kind, SnapshotKind::Files);
+    assert!(back.lost.unwrap().contains("io_uring"));
     world.assert_in_order().await;
+    assert_eq!(agent.roll_back(&old).await.unwrap().lost, None, "what is kept is not lost");
+}
+
+#[tokio::test]
+async fn nothing_goes_on_between_what_a_rollback_keeps_and_the_end_of_the_box() {
+    for point in [Point::SnapshotSealed, Point::RollBackRecorded, Point::RollBackStaged] {
+        let world = World::new().await;
+        let agent = world.running("one").await;
+        let id = agent.profile.id.clone();
+        let old = agent.snapshot("", SnapshotKind::Full).await.unwrap();
+        world.engine.remember(&id, "new");
+        world.faults.arm(point, Action::Hang);
+        let rolled = agent.clone();
+        tokio::spawn(async move { rolled.roll_back(&old).await });
+        world.faults.struck().await;
+        assert!(world.engine.is_frozen(&id), "{point:?}");
+        assert_ne!(agent.state(), State::Running, "nobody is let in, {point:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_rollback_that_cannot_be_recorded_lets_the_agent_go_on() {
+    for state in [State::Running, State::Standby, State::Hibernated] {
+        let world = World::new().await;
+        let agent = world.running("one").await;
+        let id = agent.profile.id.clone();
+        let old = agent.snapshot("", SnapshotKind::Full).await.unwrap();
+        world.engine.remember(&id, "new");
+        match state {
+            State::Standby => agent.pause().await.unwrap(),
+            State::Hibernated => agent.hibernate("asked").await.unwrap(),
+            _ => {}
+        }
+        world.store.fail_changes_to(Some(State::Stopping));
+        agent.roll_back(&old).await.unwrap_err();
+        world.store.fail_changes_to(None);
+        assert_eq!(agent.state(), state);
+        world.assert_in_order().await;
+        agent.ensure_running().await.unwrap();
+        assert_eq!(world.engine.memory(&id).as_deref(), Some("new"));
+    }
+}
+
+#[tokio::test]
+async fn a_live_snapshot_holds_nobody_up_while_it_goes_to_disk() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    world.faults.arm(Point::SnapshotThawed, Action::Hang);
+    let taken = agent.clone();
+    tokio::spawn(async move { taken.snapshot("", SnapshotKind::Full).await });
+    world.faults.struck().await;
+    assert!(!world.engine.is_frozen(&agent.profile.id));
+    agent.ensure_running().await.unwrap();
+    assert_eq!(agent.published().status.reason, "started");
+}
+
+#[tokio::test]
+async fn forks_are_made_to_the_end_when_whoever_asked_goes_away() {
+    let world = World::new().await;
+    FakeGuests::answering(&world.engine, |_| None);
+    let agent = world.running("one").await;
+    world.engine.hold_restores(true);
+    let registry = world.registry.clone();
+    let names = vec!["two".to_owned(), "three".to_owned()];
+    let asking = tokio::spawn(async move { registry.fork(&agent, names, None, false, true).await });
+    while world.engine.restores() < 2 {
+        tokio::task::yield_now().await;
+    }
+    asking.abort();
+    world.engine.hold_restores(false);
+    for name in ["two", "three"] {
+        reaches(&world.get(name).unwrap(), State::Running).await;
+    }
+    while world.homes.snapshot_count() > 0 {
+        tokio::task::yield_now().await;
+    }
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_fork_that_goes_back_to_before_its_first_start_is_told_who_it_is() {
+    let world = World::new().await;
+    let guests = FakeGuests::answering(&world.engine, |_| None);
+    let agent = world.running("one").await;
+    let forks = world.registry.fork(&agent, vec!["two".to_owned()], None, false, false).await;
+    let fork = forks.unwrap().remove(0);
+    let unborn = fork.snapshot("", SnapshotKind::Full).await.unwrap();
+    fork.ensure_running().await.unwrap();
+    fork.roll_back(&unborn).await.unwrap();
+    let told = guests.asked(|asked| asked.introduced.iter().filter(|told| told["hostname"] == "two").count());
+    assert_eq!(told, 2);
 }
 
 #[tokio::test]

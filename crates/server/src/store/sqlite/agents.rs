@@ -8,7 +8,7 @@ use super::sandboxes::insert_sandbox;
 use super::{AllAgents, Result, SqliteStore, StoreError, database, rows, taken};
 use crate::records::{
     AgentRecord, BoxChange, Change, EventRecord, ImageChange, ImageRecord, NewAgentRecord, Note, Profile,
-    Reach, Slots, State, Status, Workspace,
+    Reach, Sleep, Slots, State, Status, Workspace,
 };
 
 /// Older events are removed now and then, so that no agent's history grows without end.
@@ -193,6 +193,16 @@ impl SqliteStore {
                 .await
                 .map_err(database("recorded a network policy"))?;
         found(agent, updated.rows_affected())
+    }
+
+    pub(super) async fn do_set_sleep(&self, agent: &Id, sleep: &Sleep) -> Result<()> {
+        self.update(
+            "UPDATE agents SET spec = json_set(spec, '$.sleep', json(?)) WHERE id = ?",
+            Some(json(sleep)),
+            agent,
+            "recorded when an agent goes to sleep",
+        )
+        .await
     }
 
     pub(super) async fn do_delete_agent(&self, id: &Id) -> Result<()> {

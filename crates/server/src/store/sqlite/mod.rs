@@ -17,8 +17,8 @@ use self::room::making_room;
 use super::{AllAgents, Result, Store, StoreError};
 use crate::records::{
     AgentRecord, BuildRecord, Change, EventRecord, HoldRecord, ImageRecord, KeyRecord, NewAgentRecord, Note,
-    Origin, Reach, SandboxRecord, SecretRecord, Slots, SnapshotRecord, State, TemplateRecord, VolumeRecord,
-    Workspace,
+    Origin, Reach, SandboxRecord, SecretRecord, Sleep, Slots, SnapshotRecord, State, TemplateRecord,
+    VolumeRecord, Workspace,
 };
 
 mod agents;
@@ -142,6 +142,10 @@ impl Store for SqliteStore {
 
     async fn set_network(&self, agent: &Id, policy: &Policy) -> Result<()> {
         self.do_set_network(agent, policy).await
+    }
+
+    async fn set_sleep(&self, agent: &Id, sleep: &Sleep) -> Result<()> {
+        self.do_set_sleep(agent, sleep).await
     }
 
     async fn delete_agent(&self, id: &Id) -> Result<()> {
