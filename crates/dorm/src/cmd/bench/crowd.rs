@@ -1,5 +1,6 @@
 //! Many agents: running forks of one, and a thousand on disk.
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -9,21 +10,20 @@ use super::report::{Figure, Measurement, Samples};
 use super::{Bench, load};
 use crate::client::agent_path;
 
+const FORK: &str = "fork with memory, one by one";
 const LIST: &str = "dorm ls, all on disk";
-const LIST_FEW: &str = "dorm ls, few on disk";
-pub(super) const WAKE_ALONE: &str = "wake from disk, few on disk";
-pub(super) const WAKE_CROWDED: &str = "wake from disk, among all of them";
+const LIST_ALONE: &str = "dorm ls, one agent";
+pub(super) const WAKE_ALONE: &str = "wake from disk, one agent alone";
+pub(super) const WAKE_CROWDED: &str = "the same agent, among all on disk";
+const WAKE_EACH: &str = "first wake of another of them each time";
 
-/// Running copies of one agent.
-pub(super) async fn forks(bench: &Bench, count: u32) -> Result<Vec<Figure>> {
-    let agent = bench.agent().await?;
-    if load::missing(bench, &agent.name).await?.is_none() {
-        load::hold(bench, &agent.name, load::SMALL).await?;
-    }
+/// Running copies of one agent: by one request, and by as many requests.
+pub(super) async fn forks(bench: &Bench, count: u32) -> Result<(Vec<Measurement>, Vec<Figure>)> {
+    let agent = small(bench).await?;
     let begun = Instant::now();
-    let made = fork(bench, &agent, count, true).await?;
+    let made = fork(bench, &agent, Some(count), true).await?;
     let took = begun.elapsed();
-    let names: std::collections::HashSet<&str> = made.iter().map(|fork| fork.name.as_str()).collect();
+    let names: HashSet<&str> = made.iter().map(|fork| fork.name.as_str()).collect();
     let all: Vec<Agent> = bench.client.get("/v1/agents?usage=true").await?;
     let of = |figure: fn(&Agent) -> Option<u64>| {
         let forks = all.iter().filter(|agent| names.contains(agent.name.as_str()));
@@ -32,7 +32,7 @@ pub(super) async fn forks(bench: &Bench, count: u32) -> Result<Vec<Figure>> {
     let source = all.iter().find(|one| one.name == agent.name);
     let source = source.and_then(|one| one.memory_used).unwrap_or(0) as f64;
     let figures = vec![
-        Figure::count("forks of one agent, with its memory", count),
+        Figure::count("forks of one agent, with its memory, by one request", count),
         Figure::ms("time for each", took.as_secs_f64() * 1e3 / f64::from(count)),
         Figure::mib("RAM of each", of(|agent| agent.memory_used)),
         Figure::mib("RAM of the agent that they are forks of", source),
@@ -42,33 +42,33 @@ pub(super) async fn forks(bench: &Bench, count: u32) -> Result<Vec<Figure>> {
             of(|agent| Some(agent.disk_used? - agent.image_size.unwrap_or(0))),
         ),
     ];
-    for fork in &made {
-        bench.delete(&fork.name).await?;
+    delete_all(bench, &made).await?;
+    let (mut one_by_one, mut samples) = (Vec::new(), Samples::new()?);
+    for _ in 0..count {
+        let begun = Instant::now();
+        one_by_one.extend(fork(bench, &agent, None, true).await?);
+        samples.add(begun.elapsed())?;
     }
+    delete_all(bench, &one_by_one).await?;
     bench.delete(&agent.name).await?;
-    Ok(figures)
+    Ok((vec![Measurement::new(FORK, &samples, None)], figures))
 }
 
 /// Agents that cost disk only.
 pub(super) async fn hibernated(bench: &Bench, count: u32) -> Result<(Vec<Measurement>, Vec<Figure>)> {
-    let agent = bench.agent().await?;
-    if load::missing(bench, &agent.name).await?.is_none() {
-        load::hold(bench, &agent.name, load::SMALL).await?;
-    }
-    let few = fork(bench, &agent, bench.slow_runs() + 1, false).await?;
-    let listed_few = list(bench).await?;
-    let alone = wake_each(bench, &few).await?;
+    let agent = small(bench).await?;
+    let listed_alone = list(bench).await?;
+    let alone = wake_again(bench, &agent).await?;
     let memory_before = daemon_memory(bench);
     let begun = Instant::now();
-    let crowd = fork(bench, &agent, count, false).await?;
+    let crowd = fork(bench, &agent, Some(count), false).await?;
     let took = begun.elapsed();
     let memory_after = daemon_memory(bench);
     let listed = list(bench).await?;
-    let (woken, rest) = crowd.split_at(few.len().min(crowd.len()));
-    let among = wake_each(bench, woken).await?;
-    for one in rest {
-        bench.delete(&one.name).await?;
-    }
+    let among = wake_again(bench, &agent).await?;
+    let (woken, rest) = crowd.split_at(crowd.len().min(bench.slow_runs() as usize + 1));
+    let each = wake_each(bench, woken).await?;
+    delete_all(bench, rest).await?;
     bench.delete(&agent.name).await?;
     let mut figures = vec![
         Figure::count("agents on disk", count),
@@ -80,28 +80,56 @@ pub(super) async fn hibernated(bench: &Bench, count: u32) -> Result<(Vec<Measure
         figures.push(Figure::kib("daemon, for each of them", each));
     }
     let measured = vec![
-        Measurement::new(LIST_FEW, &listed_few, None),
+        Measurement::new(LIST_ALONE, &listed_alone, None),
         Measurement::new(LIST, &listed, None),
         Measurement::new(WAKE_ALONE, &alone, None),
         Measurement::new(WAKE_CROWDED, &among, None),
+        Measurement::new(WAKE_EACH, &each, None),
     ];
     Ok((measured, figures))
 }
 
-async fn fork(bench: &Bench, agent: &Agent, count: u32, start: bool) -> Result<Vec<Agent>> {
+/// A small agent that runs.
+async fn small(bench: &Bench) -> Result<Agent> {
+    let agent = bench.agent().await?;
+    if load::missing(bench, &agent.name).await?.is_none() {
+        load::rest(bench, &agent.name).await?;
+    }
+    Ok(agent)
+}
+
+async fn fork(bench: &Bench, agent: &Agent, count: Option<u32>, start: bool) -> Result<Vec<Agent>> {
     let name = bench.new_name();
-    bench.will_make((1..=count).map(|n| format!("{name}-{n}")));
+    bench.will_make((1..=count.unwrap_or(0)).map(|n| format!("{name}-{n}")));
     let request = Fork {
         name,
-        count: Some(count),
+        count,
         from: None,
         files_only: false,
         start,
     };
-    bench
-        .client
-        .post(&agent_path(&agent.name, "/fork"), &request)
-        .await
+    bench.have_made(&agent_path(&agent.name, "/fork"), &request).await
+}
+
+async fn delete_all(bench: &Bench, agents: &[Agent]) -> Result<()> {
+    for agent in agents {
+        bench.delete(&agent.name).await?;
+    }
+    Ok(())
+}
+
+/// Wakes the same one over and over. The first time is not counted.
+async fn wake_again(bench: &Bench, agent: &Agent) -> Result<Samples> {
+    let mut samples = Samples::new()?;
+    for round in 0..=bench.slow_runs() {
+        bench.ask(&agent.name, "/hibernate").await?;
+        let begun = Instant::now();
+        bench.ask(&agent.name, "/wake").await?;
+        if round > 0 {
+            samples.add(begun.elapsed())?;
+        }
+    }
+    Ok(samples)
 }
 
 /// Wakes one after the other, each of which is gone when the next is woken. The first is not counted.

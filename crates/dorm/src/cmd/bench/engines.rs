@@ -201,7 +201,7 @@ impl Of<'_> {
         };
         let begun = Instant::now();
         let path = agent_path(&agent.name, "/fork");
-        let _: Vec<Agent> = self.bench.client.post(&path, &request).await?;
+        let _: Vec<Agent> = self.bench.have_made(&path, &request).await?;
         let took = begun.elapsed();
         self.bench.delete(&name).await?;
         Ok(took)

@@ -7,8 +7,8 @@ use crate::client::wire::StartRequest;
 
 /// MiB that the larger of the measured agents holds.
 pub(super) const LARGE: u32 = 100;
-/// And the smaller one.
-pub(super) const SMALL: u32 = 8;
+/// And those of which there are many.
+const SMALL: u32 = 8;
 
 /// Holds memory that differs from page to page, and notes in a file when it was held still for longer than the scheduler
 /// usually does.
@@ -24,6 +24,15 @@ while True:
         with open("/dev/shm/gaps", "a") as gaps:
             gaps.write(f"{now - last}\n")
     last = time.monotonic()
+"#;
+
+/// Holds memory and does nothing: a hundred of the above would keep three cores busy.
+const RESTING: &str = r#"
+import os, signal, sys
+ballast = bytearray(os.urandom(1 << 20)) * int(sys.argv[1])
+open("/tmp/bench-ready", "w").close()
+while True:
+    signal.pause()
 "#;
 
 const BEGIN: &str = r#"
@@ -42,8 +51,17 @@ pub(super) async fn missing(bench: &Bench, agent: &str) -> Result<Option<String>
 
 /// Starts a process in the agent that holds so many MiB.
 pub(super) async fn hold(bench: &Bench, agent: &str, mib: u32) -> Result<()> {
+    start(bench, agent, HOLDER, mib).await
+}
+
+/// Starts one that holds little, and does nothing.
+pub(super) async fn rest(bench: &Bench, agent: &str) -> Result<()> {
+    start(bench, agent, RESTING, SMALL).await
+}
+
+async fn start(bench: &Bench, agent: &str, program: &str, mib: u32) -> Result<()> {
     let guest = bench.client.guest(agent, Some("root"));
-    let arguments = ["-c", BEGIN, "sh", HOLDER, &mib.to_string()].map(str::to_owned);
+    let arguments = ["-c", BEGIN, "sh", program, &mib.to_string()].map(str::to_owned);
     let (_, _, end) = guest.run(&StartRequest::command("/bin/sh", arguments)).await?;
     ensure!(
         end.code() == 0,

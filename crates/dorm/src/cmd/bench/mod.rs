@@ -28,6 +28,8 @@ use anyhow::{Context, Result};
 use dorm_engine::criu::bare::Bare;
 use dorm_server::api::types::{Agent, Lifetime, NewAgent, Template};
 use dorm_server::isolation::Choice;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::cli::Global;
 use crate::client::wire::StartRequest;
@@ -59,11 +61,19 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     hibernated: u32,
     /// What `homes` fills the large home with
-    #[arg(long, default_value = "5G", value_name = "SIZE")]
+    #[arg(long, default_value = "5G", value_name = "SIZE", value_parser = large_home)]
     home: Size,
     /// What the agents are made from
     #[arg(long, default_value = "base")]
     template: String,
+}
+
+fn large_home(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse().map_err(|error| format!("{error}"))?;
+    match size > snapshot::SMALL_HOME {
+        true => Ok(size),
+        false => Err("the large home is compared with one of 50 MiB, and has to be larger".to_owned()),
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -94,7 +104,7 @@ enum What {
     Forks,
     /// Keep many agents on disk
     Hibernated,
-    /// Bring a container back by podman and by runsc, where they are installed
+    /// Put a container with 100 MiB to disk and bring it back by podman and by runsc, where they are installed
     Peers,
     /// Every isolation that works here, beside its own bare limit; in emulation that takes minutes
     Engines,
@@ -120,7 +130,7 @@ const ALL: [What; 15] = [
 
 /// What the measurements share.
 struct Bench {
-    client: Client,
+    client: Arc<Client>,
     template: Template,
     data: PathBuf,
     runs: u32,
@@ -158,7 +168,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
 impl Bench {
     fn new(global: &Global, client: Client, template: Template, runs: u32) -> Self {
         Self {
-            client,
+            client: Arc::new(client),
             template,
             bare: Bare::open(&global.data(), Path::new("/proc/self/exe")),
             data: global.data(),
@@ -183,16 +193,17 @@ impl Bench {
                 What::HostFiles => host_files::measure(&self.data)?,
                 What::Standby => standby::measure(self).await?,
                 What::Wake => wake::measure(self).await?,
-                What::Peers => peers::measure(&self.data, &self.template, self.slow_runs()),
+                What::Peers => peers::measure(self).await?,
                 What::Snapshot => snapshot::live(self).await?,
                 What::Homes => {
                     let measured;
-                    (measured, figures) = snapshot::files(self, args.home.0).await?;
+                    (measured, figures) = snapshot::files(self, args.home).await?;
                     measured
                 }
                 What::Forks => {
-                    figures = crowd::forks(self, args.forks).await?;
-                    Vec::new()
+                    let measured;
+                    (measured, figures) = crowd::forks(self, args.forks).await?;
+                    measured
                 }
                 What::Engines => {
                     let measured;
@@ -235,9 +246,9 @@ impl Bench {
     }
 
     /// `work` goes on to its end, even if whoever waits for it does not.
-    async fn unbroken<T: Send + 'static>(
+    async fn unbroken<T: Send + 'static, E: Into<anyhow::Error> + Send + 'static>(
         &self,
-        work: impl Future<Output = Result<T, dorm_engine::EngineError>> + Send + 'static,
+        work: impl Future<Output = Result<T, E>> + Send + 'static,
     ) -> Result<T> {
         let guard = self.unbroken.clone().lock_owned().await;
         let work = tokio::spawn(async move {
@@ -245,7 +256,24 @@ impl Bench {
             drop(guard);
             done
         });
-        Ok(work.await.context("the measurement broke off")??)
+        work.await
+            .context("the measurement broke off")?
+            .map_err(Into::into)
+    }
+
+    /// Has the daemon make something. It does so to the end, and only what is there can be deleted.
+    async fn have_made<T: DeserializeOwned + Send + 'static>(
+        &self,
+        path: &str,
+        request: &impl Serialize,
+    ) -> Result<T> {
+        let (client, path, request) = (
+            self.client.clone(),
+            path.to_owned(),
+            serde_json::to_value(request)?,
+        );
+        self.unbroken(async move { client.post(&path, &request).await })
+            .await
     }
 
     /// A request without a body about an agent.
@@ -266,24 +294,24 @@ impl Bench {
         Ok((end.code() == 0).then(|| String::from_utf8_lossy(&output).into_owned()))
     }
 
-    /// A new agent that runs.
+    /// A new agent that runs: a container, which is what it is compared with, whatever the daemon's default is.
     async fn agent(&self) -> Result<Agent> {
-        self.make(None, None, None).await
+        self.make(Choice::Container, None, None).await
     }
 
     /// A new agent with this isolation and so much memory.
     async fn agent_of(&self, isolation: Choice, memory: u64) -> Result<Agent> {
-        self.make(Some(isolation), Some(memory), None).await
+        self.make(isolation, Some(memory), None).await
     }
 
     /// A new agent whose home may hold so many bytes.
     async fn agent_with_disk(&self, bytes: u64) -> Result<Agent> {
-        self.make(None, None, Some(bytes)).await
+        self.make(Choice::Container, None, Some(bytes)).await
     }
 
-    async fn make(&self, isolation: Option<Choice>, memory: Option<u64>, disk: Option<u64>) -> Result<Agent> {
+    async fn make(&self, isolation: Choice, memory: Option<u64>, disk: Option<u64>) -> Result<Agent> {
         let request = NewAgent {
-            isolation,
+            isolation: Some(isolation),
             name: self.new_name(),
             template: Some(self.template.id.to_string()),
             cpus: None,
@@ -302,7 +330,7 @@ impl Bench {
             volumes: Vec::new(),
             start: true,
         };
-        self.client.post("/v1/agents", &request).await
+        self.have_made("/v1/agents", &request).await
     }
 
     async fn delete(&self, name: &str) -> Result<()> {

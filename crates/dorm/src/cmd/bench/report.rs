@@ -125,6 +125,29 @@ pub(super) struct Aim {
     pub(super) at_most: f64,
 }
 
+/// A time that would be nice, and what of it there is no way around.
+pub(super) struct Wish {
+    pub(super) of: &'static str,
+    pub(super) ms: f64,
+    /// Each of which is part of the one before.
+    pub(super) parts: &'static [&'static str],
+}
+
+#[derive(Debug, Serialize)]
+struct Wished {
+    name: &'static str,
+    p50_ms: f64,
+    wish_ms: f64,
+    reached: bool,
+    of_which: Vec<Part>,
+}
+
+#[derive(Debug, Serialize)]
+struct Part {
+    name: &'static str,
+    p50_ms: f64,
+}
+
 #[derive(Debug, Serialize)]
 struct Ratio {
     name: &'static str,
@@ -143,6 +166,7 @@ pub(super) struct Report {
     pub(super) measurements: Vec<Measurement>,
     pub(super) figures: Vec<Figure>,
     ratios: Vec<Ratio>,
+    wishes: Vec<Wished>,
 }
 
 impl Report {
@@ -155,19 +179,33 @@ impl Report {
             measurements: Vec::new(),
             figures: Vec::new(),
             ratios: Vec::new(),
+            wishes: Vec::new(),
+        }
+    }
+
+    fn median(&self, name: &str) -> Option<f64> {
+        let measured = self.measurements.iter().find(|m| m.name == name)?;
+        Some(measured.times.as_ref()?.p50_ms)
+    }
+
+    /// Adds the wish if what it is of was measured.
+    pub(super) fn wish(&mut self, wish: Wish) {
+        if let Some(p50_ms) = self.median(wish.of) {
+            let part = |name| self.median(name).map(|p50_ms| Part { name, p50_ms });
+            let of_which = wish.parts.iter().copied().filter_map(part).collect();
+            self.wishes.push(Wished {
+                name: wish.of,
+                p50_ms,
+                wish_ms: wish.ms,
+                reached: p50_ms <= wish.ms,
+                of_which,
+            });
         }
     }
 
     /// Adds the ratio if both of its sides were measured.
     pub(super) fn aim(&mut self, aim: Aim) {
-        let median = |name| {
-            self.measurements
-                .iter()
-                .find(|m| m.name == name)
-                .and_then(|m| m.times.as_ref())
-                .map(|t| t.p50_ms)
-        };
-        if let (Some(of), Some(against)) = (median(aim.of), median(aim.against)) {
+        if let (Some(of), Some(against)) = (self.median(aim.of), self.median(aim.against)) {
             let ratio = of / against;
             let at_most = aim.at_most.is_finite().then_some(aim.at_most);
             let met = at_most.map(|most| ratio <= most);
@@ -236,6 +274,28 @@ impl Report {
             text.push('\n');
             text += &ratios.render();
         }
+        if !self.wishes.is_empty() {
+            let mut wishes = Table::new(["WISH", ">P50 MS", ">WISHED", ""]);
+            for wish in &self.wishes {
+                let reached = if wish.reached { "reached" } else { "not reached" };
+                wishes.row([
+                    wish.name.to_owned(),
+                    format!("{:.2}", wish.p50_ms),
+                    format!("<= {}", wish.wish_ms),
+                    reached.to_owned(),
+                ]);
+                for part in &wish.of_which {
+                    wishes.row([
+                        format!("  of which {}", part.name),
+                        format!("{:.2}", part.p50_ms),
+                        String::new(),
+                        String::new(),
+                    ]);
+                }
+            }
+            text.push('\n');
+            text += &wishes.render();
+        }
         text
     }
 }
@@ -258,6 +318,7 @@ mod tests {
             measurements,
             figures: Vec::new(),
             ratios: Vec::new(),
+            wishes: Vec::new(),
         }
     }
 
@@ -281,6 +342,29 @@ mod tests {
             [Some(true), Some(false)]
         );
         assert!((report.ratios[0].ratio - 2.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_wish_is_told_with_what_it_is_made_of() {
+        let mut report = report(vec![measured("a", 20), measured("b", 10)]);
+        report.wish(Wish {
+            of: "a",
+            ms: 5.0,
+            parts: &["b", "not measured"],
+        });
+        report.wish(Wish {
+            of: "not measured",
+            ms: 5.0,
+            parts: &[],
+        });
+        let [wish] = &report.wishes[..] else {
+            panic!("{:?}", report.wishes)
+        };
+        assert!(!wish.reached);
+        assert_eq!(wish.of_which.len(), 1);
+        let text = report.render();
+        assert!(text.contains("not reached"), "{text}");
+        assert!(text.contains("of which b"), "{text}");
     }
 
     #[test]

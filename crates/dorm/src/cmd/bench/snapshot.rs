@@ -8,6 +8,7 @@ use dorm_server::api::types::{Agent, Fork, NewSnapshot, Snapshot};
 use super::report::{Figure, Measurement, Samples};
 use super::{Bench, load};
 use crate::client::{agent_path, encode};
+use crate::size::Size;
 
 const FULL: &str = "live snapshot, 100 MiB";
 pub(super) const HELD: &str = "agent held still by it";
@@ -16,7 +17,7 @@ pub(super) const FILES_SMALL: &str = "files-only snapshot, home of 50 MiB";
 pub(super) const FILES_LARGE: &str = "files-only snapshot, large home";
 pub(super) const FORK_SMALL: &str = "files-only fork, home of 50 MiB";
 pub(super) const FORK_LARGE: &str = "files-only fork, large home";
-const SMALL_HOME: u64 = 50 << 20;
+pub(super) const SMALL_HOME: Size = Size(50 << 20);
 
 pub(super) async fn live(bench: &Bench) -> Result<Vec<Measurement>> {
     let agent = bench.agent().await?;
@@ -69,8 +70,9 @@ pub(super) async fn live(bench: &Bench) -> Result<Vec<Measurement>> {
     ])
 }
 
-pub(super) async fn files(bench: &Bench, large: u64) -> Result<(Vec<Measurement>, Vec<Figure>)> {
-    let (small_agent, large_agent) = (bench.agent().await?, bench.agent_with_disk(large * 2).await?);
+pub(super) async fn files(bench: &Bench, large: Size) -> Result<(Vec<Measurement>, Vec<Figure>)> {
+    let disk = large.0.saturating_mul(2);
+    let (small_agent, large_agent) = (bench.agent().await?, bench.agent_with_disk(disk).await?);
     if let Some(why) = load::missing(bench, &small_agent.name).await? {
         let skipped =
             [FILES_SMALL, FILES_LARGE, FORK_SMALL, FORK_LARGE].map(|name| Measurement::skipped(name, &why));
@@ -96,8 +98,7 @@ pub(super) async fn files(bench: &Bench, large: u64) -> Result<(Vec<Measurement>
             };
             let begun = Instant::now();
             let _: Vec<Agent> = bench
-                .client
-                .post(&agent_path(&agent.name, "/fork"), &request)
+                .have_made(&agent_path(&agent.name, "/fork"), &request)
                 .await?;
             let forked = begun.elapsed();
             bench.delete(&name).await?;
@@ -115,22 +116,22 @@ pub(super) async fn files(bench: &Bench, large: u64) -> Result<(Vec<Measurement>
         Measurement::new(FORK_SMALL, &forks[0], None),
         Measurement::new(FORK_LARGE, &forks[1], None),
     ];
-    Ok((measured, vec![Figure::mib("the large home", large as f64)]))
+    Ok((measured, vec![Figure::mib("the large home", large.0 as f64)]))
 }
 
 /// Files of 1 MiB, on disk when this returns.
-async fn fill(bench: &Bench, agent: &str, bytes: u64) -> Result<()> {
+async fn fill(bench: &Bench, agent: &str, size: Size) -> Result<()> {
     let script = format!(
         "mkdir -p /var/tmp/bench && python3 -c 'import os
 block = os.urandom(1 << 20)
 for n in range({}): open(f\"/var/tmp/bench/{{n}}\", \"wb\").write(block)
 os.sync()'",
-        bytes >> 20
+        size.0 >> 20
     );
     let filled = bench.shell(agent, &script).await?;
     ensure!(
         filled.is_some(),
-        "the home of {agent} could not be filled with {bytes} bytes"
+        "the home of {agent} could not be filled with {size}"
     );
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! To disk and back, beside CRIU alone on the same image.
 
+use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,18 @@ const WAKE_EXEC: &str = "wake from disk + exec of true, 100 MiB";
 pub(super) const WAKE_COLD: &str = "wake from disk, 100 MiB, not in page cache";
 pub(super) const RESTORE: &str = "criu restore, 100 MiB";
 pub(super) const RESTORE_COLD: &str = "criu restore, 100 MiB, not in page cache";
-const ALL: [&str; 6] = [HIBERNATE, WAKE, WAKE_EXEC, WAKE_COLD, RESTORE, RESTORE_COLD];
+pub(super) const MEMORY: &str = "plain read of the image's memory, 100 MiB";
+const ALL: [&str; 7] = [
+    HIBERNATE,
+    WAKE,
+    WAKE_EXEC,
+    WAKE_COLD,
+    RESTORE,
+    RESTORE_COLD,
+    MEMORY,
+];
+
+const PAGE: usize = 4096;
 
 pub(super) async fn measure(bench: &Bench) -> Result<Vec<Measurement>> {
     let agent = bench.agent().await?;
@@ -49,6 +61,10 @@ pub(super) async fn measure(bench: &Bench) -> Result<Vec<Measurement>> {
                 Ok(bare) => Some(restored_alone(bench, bare, &agent, in_cache).await?),
                 Err(_) => None,
             };
+            let memory = match (bare, in_cache) {
+                (Ok(bare), true) => Some(memory_alone(&bare.image_of(&agent.id)?)?),
+                _ => None,
+            };
             if let (Ok(bare), false) = (bare, in_cache) {
                 drop_from_cache(&bare.image_of(&agent.id)?)?;
             }
@@ -66,6 +82,9 @@ pub(super) async fn measure(bench: &Bench) -> Result<Vec<Measurement>> {
             if in_cache {
                 note(WAKE_EXEC, ran)?;
             }
+            if let Some(memory) = memory {
+                note(MEMORY, memory)?;
+            }
             if let Some(alone) = alone {
                 note(if in_cache { RESTORE } else { RESTORE_COLD }, alone)?;
             }
@@ -76,7 +95,7 @@ pub(super) async fn measure(bench: &Bench) -> Result<Vec<Measurement>> {
     let mut measured = Vec::new();
     for (name, samples) in ALL.into_iter().zip(samples) {
         let why = match name {
-            WAKE_COLD => bare.err(),
+            WAKE_COLD | MEMORY => bare.err(),
             RESTORE | RESTORE_COLD => with_criu.as_ref().err(),
             _ => None,
         };
@@ -98,6 +117,25 @@ async fn restored_alone(bench: &Bench, bare: &Bare, agent: &Agent, in_cache: boo
     bench
         .unbroken(async move { bare.restore(&id, &image).await })
         .await
+}
+
+/// What nothing gets around that gives the processes all of their memory before they run.
+fn memory_alone(image: &Path) -> Result<Duration> {
+    let mut took = Duration::ZERO;
+    for entry in std::fs::read_dir(image).context("cannot read the image")? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with("pages-") {
+            let mut file = std::fs::File::open(entry.path())?;
+            let size = file.metadata()?.len() as usize;
+            // Zeroes of this size are not there before somebody writes to them, and a copy from page to page is the quickest.
+            let mut room = vec![0_u8; size + PAGE];
+            let start = room.as_ptr().align_offset(PAGE);
+            let begun = Instant::now();
+            file.read_exact(&mut room[start..start + size])?;
+            took += begun.elapsed();
+        }
+    }
+    Ok(took)
 }
 
 /// What is on disk can be dropped from memory.

@@ -1,0 +1,173 @@
+//! The benchmark, scaled down: that every figure is there, not what it is.
+
+use std::process::Stdio;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::harness::{self, Server};
+
+harness::tests![
+    sleep_snapshots_forks_and_crowds_are_measured_and_leave_nothing,
+    a_benchmark_that_is_interrupted_leaves_nothing,
+    what_cannot_be_measured_is_refused,
+];
+
+/// With CRIU, which the tests need anyway.
+const MEASURED: &[&str] = &[
+    "exec of true, between pauses",
+    "pause",
+    "wake from standby + exec of true",
+    "host: freeze",
+    "host: thaw + fork + exec of true",
+    "hibernate, 100 MiB",
+    "wake from disk, 100 MiB",
+    "wake from disk + exec of true, 100 MiB",
+    "wake from disk, 100 MiB, not in page cache",
+    "criu restore, 100 MiB",
+    "criu restore, 100 MiB, not in page cache",
+    "plain read of the image's memory, 100 MiB",
+    "live snapshot, 100 MiB",
+    "agent held still by it",
+    "criu dump, 100 MiB",
+    "files-only snapshot, home of 50 MiB",
+    "files-only snapshot, large home",
+    "files-only fork, home of 50 MiB",
+    "files-only fork, large home",
+    "fork with memory, one by one",
+    "dorm ls, one agent",
+    "dorm ls, all on disk",
+    "wake from disk, one agent alone",
+    "the same agent, among all on disk",
+    "first wake of another of them each time",
+];
+
+/// Which there may be on this machine, or not.
+const PEERS: &[&str] = &[
+    "podman container checkpoint, 100 MiB",
+    "podman container restore, 100 MiB",
+    "runsc checkpoint, 100 MiB",
+    "runsc restore, 100 MiB",
+];
+
+const FIGURES: &[&str] = &[
+    "the large home",
+    "forks of one agent, with its memory, by one request",
+    "time for each",
+    "RAM of each",
+    "RAM of the agent that they are forks of",
+    "disk of each",
+    "agents on disk",
+    "time to make each",
+    "daemon, with all of them",
+    "daemon, for each of them",
+];
+
+const RATIOS: &[&str] = &[
+    "wake from standby + exec against exec",
+    "wake from standby + exec against the bare thaw",
+    "pause against a bare freeze",
+    "wake from disk against criu restore",
+    "the same, not in page cache",
+    "held still by a live snapshot against criu dump",
+    "files-only snapshot of a large home against a small",
+    "files-only fork of a large home against a small",
+    "wake from disk among many against one alone",
+    "hibernate against criu dump",
+];
+
+fn sleep_snapshots_forks_and_crowds_are_measured_and_leave_nothing() -> Result<()> {
+    let server = Server::start()?;
+    let templates = server.remains.templates();
+    let groups = "standby wake peers snapshot homes forks hibernated".split(' ');
+    let only = groups.flat_map(|group| ["--only", group]);
+    let scaled = "bench --runs 2 --forks 2 --hibernated 4 --home 60M".split(' ');
+    let report = server.json(&scaled.chain(only).collect::<Vec<_>>())?;
+    let row = |table: &str, name: &str| -> Result<Value> {
+        let rows = report[table].as_array().context("no table")?;
+        let found = rows.iter().find(|row| row["name"] == name);
+        found
+            .cloned()
+            .with_context(|| format!("`{name}` is missing in {report:#}"))
+    };
+    let positive = |row: &Value, field: &str| row[field].as_f64().is_some_and(|value| value > 0.0);
+    for name in MEASURED {
+        let row = row("measurements", name)?;
+        for field in ["runs", "p50_ms", "p95_ms", "p99_ms", "max_ms"] {
+            ensure!(positive(&row, field), "{field} of {row}");
+        }
+    }
+    for name in PEERS {
+        let row = row("measurements", name)?;
+        ensure!(positive(&row, "p50_ms") || row["skipped"].is_string(), "{row}");
+    }
+    for name in FIGURES {
+        let row = row("figures", name)?;
+        ensure!(row["value"].is_number() && row["unit"].is_string(), "{row}");
+    }
+    ensure!(row("measurements", "fork with memory, one by one")?["runs"] == 2);
+    ensure!(row("figures", "agents on disk")?["value"] == 4.0);
+    for name in RATIOS {
+        let row = row("ratios", name)?;
+        ensure!(positive(&row, "ratio"), "{row}");
+    }
+    let wish = row("wishes", "wake from disk, 100 MiB")?;
+    ensure!(wish["wish_ms"] == 25.0 && wish["reached"].is_boolean(), "{wish}");
+    ensure!(
+        wish["of_which"].as_array().is_some_and(|parts| parts.len() == 2),
+        "{wish}"
+    );
+
+    nothing_is_left(&server)?;
+    ensure!(server.remains.templates() == templates);
+    Ok(())
+}
+
+fn nothing_is_left(server: &Server) -> Result<()> {
+    let (names, remains) = (server.names()?, &server.remains);
+    ensure!(names.is_empty(), "agents: {names:?}");
+    ensure!(remains.homes().is_empty(), "homes: {:?}", remains.homes());
+    ensure!(
+        remains.snapshots().is_empty(),
+        "snapshots: {:?}",
+        remains.snapshots()
+    );
+    ensure!(remains.images().is_empty(), "images: {:?}", remains.images());
+    ensure!(remains.boxes().is_empty(), "boxes: {:?}", remains.boxes());
+    Ok(())
+}
+
+fn a_benchmark_that_is_interrupted_leaves_nothing() -> Result<()> {
+    let server = Server::start()?;
+    // Once while the first agent is made, once amid its forks.
+    for agents in [1, 3] {
+        let mut bench = server
+            .command(&["bench", "--only", "forks", "--forks", "20"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        harness::eventually("the benchmark makes agents", || {
+            Ok((server.names()?.len() >= agents).then_some(()))
+        })?;
+        kill_process(Pid::from_raw(bench.id() as i32).context("a pid")?, Signal::INT)?;
+        ensure!(bench.wait()?.code() == Some(130));
+        nothing_is_left(&server)?;
+    }
+    Ok(())
+}
+
+fn what_cannot_be_measured_is_refused() -> Result<()> {
+    let server = Server::shared()?;
+    let refused =
+        |args: &[&str], code, words: &[&str]| server.dorm(&[&["bench"], args].concat())?.refused(code, words);
+    refused(&["--only", "nonsense"], 2, &["nonsense", "standby", "hibernated"])?;
+    for number in ["--runs", "--forks", "--hibernated"] {
+        refused(&[number, "0"], 2, &[number])?;
+    }
+    refused(&["--forks", "1001"], 2, &["--forks", "1000"])?;
+    refused(&["--home", "nonsense"], 2, &["no size"])?;
+    refused(&["--home", "50M"], 2, &["larger"])?;
+    refused(&["--template", "nonsense"], 3, &["nonsense"])
+}
