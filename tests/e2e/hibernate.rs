@@ -161,7 +161,7 @@ fn what_cannot_be_saved_is_named_and_goes_on() -> Result<()> {
     let before = ask(&agent)?;
     let holder = agent.sh_text("pgrep -f mq_open | head -n 1")?;
     let named = format!("process {} (python3)", holder.trim());
-    server.dorm(&["hibernate", &agent.name])?.refused(4, &["memory cannot be saved", &named, "mqueue", "goes on as it was"])?;
+    server.dorm(&["hibernate", &agent.name])?.refused(4, &["memory cannot be saved", &named, "path=/queue", "goes on as it was"])?;
     ensure!(agent.state()? == "running", "it is {}", agent.state()?);
     same(&before, &ask(&agent)?)?;
     ensure!(server.dorm(&["why", &agent.name])?.text()?.contains("could not be saved"));
