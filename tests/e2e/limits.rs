@@ -19,7 +19,8 @@ harness::tests![
     traffic_with_the_disk_has_the_limit_that_was_set,
     the_guest_stays_small,
     stats_tell_what_is_used,
-    limits_hold_again_after_a_start,
+    the_memory_limit_holds_again_after_a_start,
+    the_process_limit_holds_again_after_a_start,
 ];
 
 fn number(stats: &Value, field: &str) -> Result<u64> {
@@ -260,11 +261,20 @@ fn stats_tell_what_is_used() -> Result<()> {
     Ok(())
 }
 
-fn limits_hold_again_after_a_start() -> Result<()> {
-    let agent = Server::shared()?.agent_with("held", &["--memory", "128M", "--pids", "50"])?;
+fn the_memory_limit_holds_again_after_a_start() -> Result<()> {
+    let agent = Server::shared()?.agent_with("held", &["--memory", "128M"])?;
     agent.stop()?;
     let output = agent.exec(&["python3", "-c", "x = [bytearray(1 << 20) for _ in range(1024)]"])?;
-    ensure!(output.code == 137, "{output}");
+    // gVisor does not tell how a process ended whose memory the host took, and may end with it.
+    let ended = if harness::engines::behind_gvisor() { output.code != 0 } else { output.code == 137 };
+    ensure!(ended, "{output}");
+    ensure!(agent.sh_text("echo alive")? == "alive");
+    Ok(())
+}
+
+fn the_process_limit_holds_again_after_a_start() -> Result<()> {
+    let agent = Server::shared()?.agent_with("held", &["--pids", "50"])?;
+    agent.stop()?;
     let forks = "import os, sys\nn = 0\ntry:\n while n < 200:\n  if os.fork() == 0: __import__('time').sleep(5); os._exit(0)\n  n += 1\nexcept OSError: pass\nprint(n)";
     let made: u32 = agent.exec(&["python3", "-c", forks])?.text()?.parse()?;
     ensure!(made < 50, "{made} processes were made");

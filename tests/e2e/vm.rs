@@ -11,14 +11,27 @@ use anyhow::{Context, Result, ensure};
 use crate::harness::{self, Agent, Outside, Server, Skip, answers_peer_address};
 use crate::network::{connect, is_error};
 
+mod isolations;
+pub(crate) mod jail;
+mod room;
+
+use isolations::{
+    an_agent_keeps_its_files_whatever_isolation_it_gets, an_agent_that_cannot_become_a_machine_goes_on_as_it_was,
+};
+use jail::qemu_and_the_file_server_of_a_machine_are_locked_up;
+use room::{a_file_named_as_a_machines_disk_is_a_file_of_the_machine, what_a_machine_gives_up_the_host_has_again};
+
 harness::tests![
     a_machine_has_a_kernel_of_its_own_and_what_containers_deny,
     a_ring_of_io_uring_goes_on_over_the_disk_and_the_end_of_the_daemon,
     forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole,
     a_damaged_state_of_a_machine_costs_its_memory_and_never_its_files,
     the_end_of_a_machine_is_noticed_and_told_as_what_it_is,
+    qemu_and_the_file_server_of_a_machine_are_locked_up,
     a_file_named_as_a_machines_disk_is_a_file_of_the_machine,
+    what_a_machine_gives_up_the_host_has_again,
     an_agent_keeps_its_files_whatever_isolation_it_gets,
+    an_agent_that_cannot_become_a_machine_goes_on_as_it_was,
     a_container_engine_of_the_boxs_own_goes_on_over_the_disk,
 ];
 
@@ -43,6 +56,47 @@ pub(crate) fn import_small(server: &Arc<Server>) -> Result<()> {
 fn machine(server: &Arc<Server>, label: &str) -> Result<Agent> {
     server.agent_with(label, &["--isolation", "vm", "--memory", "256M", "--cpus", "1"])
 }
+
+/// Reads a packet off an interface of its own, and sends it back to whom it came from.
+const TUN: &str = r#"
+import fcntl, os, socket, struct, subprocess
+tun = os.open('/dev/net/tun', os.O_RDWR)
+fcntl.ioctl(tun, 0x400454ca, struct.pack('16sH22x', b'own', 0x1001))
+subprocess.run('ip address add 192.0.2.1/24 dev own && ip link set own up', shell=True, check=True)
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sender.sendto(b'there', ('192.0.2.2', 9))
+packet = b''
+while not packet.endswith(b'there'): packet = os.read(tun, 2000)
+# The sums are the same the other way round.
+os.write(tun, packet[:12] + packet[16:20] + packet[12:16] + packet[22:24] + packet[20:22] + packet[24:])
+data, peer = sender.recvfrom(99)
+assert peer == ('192.0.2.2', 9), peer
+print(data.decode(), 'and back')
+"#;
+
+/// Mounts a file system of its own, with a root that was changed at a certain time and nothing else.
+const FUSE: &str = r#"
+import ctypes, os, struct
+fuse = os.open('/dev/fuse', os.O_RDWR)
+os.mkdir('/mnt/own')
+libc = ctypes.CDLL(None, use_errno=True)
+options = f'fd={fuse},rootmode=40000,user_id=0,group_id=0'.encode()
+assert libc.mount(b'own', b'/mnt/own', b'fuse', 0, options) == 0, os.strerror(ctypes.get_errno())
+asker = os.fork()
+if asker == 0:
+    print(int(os.stat('/mnt/own').st_mtime), flush=True)
+    os._exit(0)
+call = 0
+while call != 3:
+    _, call, number = struct.unpack_from('IIQ', os.read(fuse, 1 << 17))
+    answer = {
+        26: struct.pack('4I2HI', 7, 12, 65536, 0, 0, 0, 65536),
+        3: struct.pack('QII6Q10I', 0, 0, 0, 1, 0, 0, 0, 1234567, 0, 0, 0, 0, 0o40755, 2, 0, 0, 0, 4096, 0),
+    }.get(call, b'')
+    os.write(fuse, struct.pack('IiQ', 16 + len(answer), 0 if answer else -38, number) + answer)
+assert os.waitpid(asker, 0)[1] == 0
+assert libc.umount(b'/mnt/own') == 0, os.strerror(ctypes.get_errno())
+"#;
 
 /// Sends operations through a ring, one after the other, and counts those that came back.
 const RING: &str = r#"
@@ -110,6 +164,8 @@ fn a_machine_has_a_kernel_of_its_own_and_what_containers_deny() -> Result<()> {
          && echo inside > /mnt/image/file && umount /mnt/image && mount -o loop /root/image /mnt/image && cat /mnt/image/file",
     )?;
     ensure!(mounted.trim() == "inside", "{mounted}");
+    ensure!(agent.python(TUN)?.text()? == "there and back");
+    ensure!(agent.python(FUSE)?.text()? == "1234567");
     // The kernel asks for what it misses: here for what stands behind packet filters.
     let asked = agent.python("import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)")?;
     ensure!(asked.code == 0, "{asked}");
@@ -227,12 +283,15 @@ fn forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole() -> Res
 
     let name = format!("{}-fork", agent.name);
     server.dorm(&["fork", &agent.name, &name, "--from", snapshot.trim(), "--count", "2"])?.succeeded()?;
+    let hardware_address = "cat /sys/class/net/eth0/address";
+    let mut addresses = HashSet::from([agent.sh_text(hardware_address)?]);
     let (mut drawn, mut forks) = (Vec::new(), Vec::new());
     for number in 1..=2 {
         let fork = server.adopt(&format!("{name}-{number}"))?;
         ensure!(fork.sh_text("cat ~/when /dev/shm/when")? == "before\nbefore", "it is not of the snapshot");
         ensure!(fork.sh_text("hostname; hostname -I")?.split_whitespace().eq([&fork.name, &fork.address()?]));
         ensure!(fork.sh_text("cat /run/dorm/agent-id")?.trim() == fork.id);
+        ensure!(addresses.insert(fork.sh_text(hardware_address)?), "it has the hardware address of another: {addresses:?}");
         let (kept, number) = told(&fork)?;
         ensure!(kept == secret, "its memory is another's");
         drawn.push(number);
@@ -314,98 +373,6 @@ fn the_end_of_a_machine_is_noticed_and_told_as_what_it_is() -> Result<()> {
     agent.exec_with(&["-d", "-u", "root"], &["sh", "-c", panic])?.succeeded()?;
     ends("its kernel failed")?;
     ensure!(agent.sh_text("cat ~/file")? == "kept");
-    Ok(())
-}
-
-fn a_file_named_as_a_machines_disk_is_a_file_of_the_machine() -> Result<()> {
-    needs_machines()?;
-    let server = Server::start()?;
-    let folder = tempfile::tempdir()?;
-    let recipe = folder.path().join("recipe.toml");
-    std::fs::write(&recipe, "from = \"base\"\nrun = [\"truncate -s 100G /disk && echo mine > /memory\"]\n")?;
-    server.dorm(&["template", "build", "named", "-f", &recipe.display().to_string()])?.succeeded()?;
-    let named = ["-T", "named", "--isolation", "vm", "--memory", "256M", "--cpus", "1", "--disk", "3G"];
-    let agent = server.agent_with("named", &named)?;
-    let seen = agent.sh_text("stat -c %s /disk; cat /memory; df -B1 --output=size / | tail -n 1")?;
-    let words: Vec<&str> = seen.split_whitespace().collect();
-    ensure!(words.len() == 3 && words[0] == (100u64 << 30).to_string() && words[1] == "mine", "{seen}");
-    ensure!(words[2].parse::<u64>()? <= 3 << 30, "its disk is larger than it may be: {seen}");
-    Ok(())
-}
-
-/// Makes files of all kinds that a home can hold.
-const MAKE_FILES: &str = r#"
-import os
-os.makedirs('/srv/kept/.wh.folder', mode=0o2750)
-os.chdir('/srv/kept')
-open('text', 'w').write('text')
-os.chown('text', 1234, 4321)
-os.chmod('text', 0o4751)
-os.setxattr('text', 'user.note', b'a\nnote\0')
-os.utime('text', ns=(1, 1234567890000000000))
-os.link('text', 'other')
-os.symlink('.//text/../strange', 'link')
-os.mkfifo('pipe')
-with open('holes', 'wb') as f:
-    f.seek(1 << 32)
-    f.write(b'end')
-open('/srv/kept/.wh.folder/' + 'n' * 200, 'w').write('n')
-"#;
-
-/// Tells everything about them.
-const TELL_FILES: &str = r#"
-import hashlib, os
-for folder, folders, files in sorted(os.walk('/srv/kept')):
-    for name in sorted(folders + files):
-        path = os.path.join(folder, name)
-        s = os.lstat(path)
-        said = [path, oct(s.st_mode), s.st_uid, s.st_gid, name in folders or s.st_nlink, s.st_mtime_ns if name == 'text' else 0]
-        if os.path.isfile(path):
-            said += [s.st_size, s.st_blocks < 2048, os.listxattr(path) and os.getxattr(path, 'user.note')]
-            with open(path, 'rb') as f:
-                f.seek(max(0, s.st_size - 100))
-                said.append(hashlib.sha256(f.read()).hexdigest())
-        if os.path.islink(path): said.append(os.readlink(path))
-        print(said)
-"#;
-
-fn an_agent_keeps_its_files_whatever_isolation_it_gets() -> Result<()> {
-    needs_machines()?;
-    let server = Server::shared()?;
-    let agent = server.agent_with("moving", &["--memory", "256M", "--cpus", "1"])?;
-    let set = |isolation: &str| server.dorm(&["set", &agent.name, "--isolation", isolation]);
-    agent.python(MAKE_FILES)?.succeeded()?;
-    let told = agent.python(TELL_FILES)?.text()?;
-    ensure!(told.lines().count() == 7 && told.contains("a\\nnote"), "{told}");
-    let snapshot = server.dorm(&["snapshot", &agent.name])?.text()?;
-    agent.sh("echo only here > /dev/shm/memory")?.succeeded()?;
-
-    set("vm")?.succeeded()?;
-    let shown = agent.show()?;
-    ensure!(shown["isolation"] == "vm" && shown["state"] == "running", "{shown}");
-    ensure!(agent.sh_text("uname -v")?.trim() != rustix::system::uname().version().to_string_lossy());
-    let now = agent.python(TELL_FILES)?.text()?;
-    ensure!(now == told, "its files were\n{told}\nand are\n{now}");
-    ensure!(agent.sh("test -e /dev/shm/memory")?.code != 0, "its memory cannot have been kept");
-    // Memory of the one is nothing to the other.
-    let refused = server.dorm(&["rollback", &agent.name, snapshot.trim()])?;
-    ensure!(refused.code != 0 && format!("{refused}").contains("isolation container"), "{refused}");
-    ensure!(agent.state()? == "running");
-    agent.root("echo new > /srv/kept/new; mknod /srv/device b 7 0; sync")?.succeeded()?;
-
-    set("container")?.succeeded()?;
-    let shown = agent.show()?;
-    ensure!(shown["isolation"] == "container" && shown["state"] == "running", "{shown}");
-    ensure!(agent.root_text("cat /srv/kept/new && rm /srv/kept/new && test ! -e /lost+found")? == "new");
-    let now = agent.python(TELL_FILES)?.text()?;
-    ensure!(now == told, "its files were\n{told}\nand are\n{now}");
-    let events = agent.events()?;
-    let left_out = |event: &&serde_json::Value| event["reason"].as_str().is_some_and(|why| why.contains("device nodes"));
-    ensure!(events.iter().any(|event| left_out(&event)), "nobody says that a device was left out: {events:?}");
-    // What was taken with this isolation is as good as ever.
-    server.dorm(&["rollback", &agent.name, snapshot.trim()])?.succeeded()?;
-    let now = agent.python(TELL_FILES)?.text()?;
-    ensure!(now == told, "its files were\n{told}\nand are\n{now}");
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::harness::{self, Agent, Server};
-use crate::vm::needs_machines;
+use crate::vm::{self, needs_machines};
 use crate::volumes::Volume;
 
 harness::tests![
@@ -231,18 +231,6 @@ fn what_a_machine_has_open_in_a_volume_sleeps_and_wakes_with_it() -> Result<()> 
     Ok(())
 }
 
-/// The file servers among the processes of a box.
-fn servers(agent: &Agent) -> Result<Vec<i32>> {
-    let mut found = Vec::new();
-    for pid in agent.server.remains.processes_of(&agent.id) {
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        if name.starts_with("dorm-volumes") {
-            found.push(pid);
-        }
-    }
-    Ok(found)
-}
-
 fn a_file_server_that_ends_is_replaced_and_nothing_is_lost() -> Result<()> {
     needs_machines()?;
     let server = Server::shared()?;
@@ -253,7 +241,7 @@ fn a_file_server_that_ends_is_replaced_and_nothing_is_lost() -> Result<()> {
     agent.exec_with(&["-d", "-u", "root"], &["sh", "-c", &format!("python3 -c \"{write}\" > /tmp/wrote 2>&1")])?.succeeded()?;
     let mut ended = 0;
     harness::eventually("all is written", || {
-        if let [one] = servers(&agent)?[..]
+        if let [one] = vm::jail::processes(&agent, "dorm-volumes")[..]
             && ended < 5
         {
             let pid = rustix::process::Pid::from_raw(one).context("a process")?;
@@ -267,18 +255,6 @@ fn a_file_server_that_ends_is_replaced_and_nothing_is_lost() -> Result<()> {
     ensure!(ended > 0, "no server was ended");
     ensure!(agent.root_text("ls /data | grep -c ^f[0-9]; cat /data/f149")? == "150\n149");
     ensure!(goes_on(&agent)?.1 == "there");
-    // It is in a jail: an ordinary user outside, who sees the volumes and no process, network or capability but over files.
-    let [one] = servers(&agent)?[..] else { anyhow::bail!("there is not one server") };
-    let status = std::fs::read_to_string(format!("/proc/{one}/status"))?;
-    let value = |name: &str| {
-        let line = status.lines().find(|line| line.starts_with(name));
-        line.and_then(|line| line.split_whitespace().nth(1)).map(str::to_owned).unwrap_or_default()
-    };
-    ensure!(value("Uid:").parse::<u32>()? >= 65_536 && value("Seccomp:") == "2", "{status}");
-    ensure!(value("CapEff:") == "00000000000000db" && value("CapBnd:") == "00000000000000db", "{status}");
-    let seen: Vec<_> = std::fs::read_dir(format!("/proc/{one}/root"))?.flatten().map(|entry| entry.file_name()).collect();
-    ensure!(seen.len() == 2, "{seen:?}");
-    ensure!(std::fs::read_to_string(format!("/proc/{one}/net/dev"))?.lines().count() == 3, "it has a network");
     Ok(())
 }
 

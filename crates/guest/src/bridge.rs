@@ -112,11 +112,7 @@ impl Drop for Bridge {
 }
 
 impl AsyncRead for Bridge {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.stream.poll_read_ready(cx))?;
             let read = || sys::read(self.stream.as_fd(), buf.initialize_unfilled());

@@ -8,8 +8,8 @@ use dorm_sys::cgroup::{Group, Hierarchy};
 use dorm_sys::process::Process;
 use rustix::process::Signal;
 
-use super::{Criu, Talk};
 use super::manifest::Manifest;
+use super::{Criu, Talk};
 use crate::host::{ended, instance};
 use crate::launch::{Job, Launcher, Spec};
 use crate::{EngineError, Id, Result};
@@ -89,7 +89,15 @@ impl Bare {
         let home = self.data.join("pool/homes").join(id.as_str());
         let names = self
             .criu()?
-            .dump(&self.launcher, pid, &self.group(id), &home, &[], images, Talk::Errors)
+            .dump(
+                &self.launcher,
+                pid,
+                &self.group(id),
+                &home,
+                &[],
+                images,
+                Talk::Errors,
+            )
             .await?;
         let took = began.elapsed();
         super::forget(&home, &names);

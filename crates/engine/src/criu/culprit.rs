@@ -36,7 +36,8 @@ mod tests {
 
     #[test]
     fn the_process_before_the_first_error_is_the_one() {
-        let failed = format!("{LOG}(00.3) Error (criu/files.c:2): no\n(00.4) Dumping task (pid: 13 comm: x)\n");
+        let failed =
+            format!("{LOG}(00.3) Error (criu/files.c:2): no\n(00.4) Dumping task (pid: 13 comm: x)\n");
         assert_eq!(in_log(&failed), Some(12));
         let later = format!("{LOG}(00.3) mnt: Dumping mountpoints\n(00.4) Error (criu/mount.c:2): no\n");
         assert_eq!(in_log(&later), None, "it was past the processes");

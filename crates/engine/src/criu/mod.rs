@@ -98,7 +98,10 @@ impl Criu {
     /// Writes the memory of the process tree of `pid`, which is in the frozen `group`, to the directory `images`. Gives
     /// the names that it had to leave in `home`, without which the image is of no use. CRIU tells what it does with `talk`, which
     /// takes time, and names the process where it fails.
-    #[expect(clippy::too_many_arguments, reason = "they have one thing in common, this call")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "they have one thing in common, this call"
+    )]
     pub(crate) async fn dump(
         &self,
         launcher: &Path,

@@ -246,12 +246,7 @@ pub(super) fn errors(log: &str) -> Option<String> {
         )
     };
     let harmless = |line: &String| !line.starts_with("rlimit:");
-    let lines: Vec<String> = log
-        .lines()
-        .filter_map(message)
-        .filter(harmless)
-        .take(3)
-        .collect();
+    let lines: Vec<String> = log.lines().filter_map(message).filter(harmless).take(3).collect();
     (!lines.is_empty()).then(|| lines.join("; "))
 }
 

@@ -99,8 +99,7 @@ impl Registry {
         let origin = snapshot.origin.clone();
         let origin = origin.ok_or_else(|| Trouble::NoSnapshot(snapshot.id.to_string()))?;
         let (ctx, snapshot) = (self.ctx.clone(), snapshot.clone());
-        let forked =
-            async move { fork_one(&ctx, &origin, &snapshot, SnapshotKind::Full, fork, true).await };
+        let forked = async move { fork_one(&ctx, &origin, &snapshot, SnapshotKind::Full, fork, true).await };
         self.ctx.to_the_end(VERB, forked).await
     }
 }

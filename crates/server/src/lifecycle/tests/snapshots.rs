@@ -121,12 +121,20 @@ async fn a_rollback_of_what_cannot_be_saved_keeps_its_files_at_least() {
     assert_eq!(back.before.kind, SnapshotKind::Files);
     assert!(back.lost.unwrap().contains("io_uring"));
     world.assert_in_order().await;
-    assert_eq!(agent.roll_back(&old).await.unwrap().lost, None, "what is kept is not lost");
+    assert_eq!(
+        agent.roll_back(&old).await.unwrap().lost,
+        None,
+        "what is kept is not lost"
+    );
 }
 
 #[tokio::test]
 async fn nothing_goes_on_between_what_a_rollback_keeps_and_the_end_of_the_box() {
-    for point in [Point::SnapshotSealed, Point::RollBackRecorded, Point::RollBackStaged] {
+    for point in [
+        Point::SnapshotSealed,
+        Point::RollBackRecorded,
+        Point::RollBackStaged,
+    ] {
         let world = World::new().await;
         let agent = world.running("one").await;
         let id = agent.profile.id.clone();
@@ -205,12 +213,21 @@ async fn a_fork_that_goes_back_to_before_its_first_start_is_told_who_it_is() {
     let world = World::new().await;
     let guests = FakeGuests::answering(&world.engine, |_| None);
     let agent = world.running("one").await;
-    let forks = world.registry.fork(&agent, vec!["two".to_owned()], None, false, false).await;
+    let forks = world
+        .registry
+        .fork(&agent, vec!["two".to_owned()], None, false, false)
+        .await;
     let fork = forks.unwrap().remove(0);
     let unborn = fork.snapshot("", SnapshotKind::Full).await.unwrap();
     fork.ensure_running().await.unwrap();
     fork.roll_back(&unborn).await.unwrap();
-    let told = guests.asked(|asked| asked.introduced.iter().filter(|told| told["hostname"] == "two").count());
+    let told = guests.asked(|asked| {
+        asked
+            .introduced
+            .iter()
+            .filter(|told| told["hostname"] == "two")
+            .count()
+    });
     assert_eq!(told, 2);
 }
 
