@@ -1,0 +1,58 @@
+//! What a machine has of the host's disk and memory: as much as it was promised, and no longer than it needs it.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use anyhow::{Result, ensure};
+
+use super::needs_machines;
+use crate::harness::{self, Server};
+
+pub(super) fn a_file_named_as_a_machines_disk_is_a_file_of_the_machine() -> Result<()> {
+    needs_machines()?;
+    let server = Server::start()?;
+    let folder = tempfile::tempdir()?;
+    let recipe = folder.path().join("recipe.toml");
+    fs::write(&recipe, "from = \"base\"\nrun = [\"truncate -s 100G /disk && echo mine > /memory\"]\n")?;
+    server.dorm(&["template", "build", "named", "-f", &recipe.display().to_string()])?.succeeded()?;
+    let named = ["-T", "named", "--isolation", "vm", "--memory", "256M", "--cpus", "1", "--disk", "3G"];
+    let agent = server.agent_with("named", &named)?;
+    let seen = agent.sh_text("stat -c %s /disk; cat /memory; df -B1 --output=size / | tail -n 1")?;
+    let words: Vec<&str> = seen.split_whitespace().collect();
+    ensure!(words.len() == 3 && words[0] == (100u64 << 30).to_string() && words[1] == "mine", "{seen}");
+    // It has grown from what its template takes. The file system keeps some percent for itself.
+    let (size, asked) = (words[2].parse::<u64>()?, 3 << 30);
+    ensure!((asked / 16 * 15..=asked).contains(&size), "its disk is larger than it may be, or smaller than it was asked for: {seen}");
+    Ok(())
+}
+
+/// Each with the megabytes that are taken, by what, and given up again, by what.
+const TAKEN: [(&str, u64, &str, &str); 2] = [
+    (
+        "memory",
+        150,
+        "python3 -c \"x = b'x' * (150 << 20); open('/tmp/taken', 'w'); __import__('time').sleep(3600)\" >/dev/null 2>&1 & \
+         until test -e /tmp/taken; do sleep 0.1; done",
+        "pkill python3",
+    ),
+    ("disk", 300, "head -c 300M /dev/zero > /var/taken && sync", "rm /var/taken && sync"),
+];
+
+pub(super) fn what_a_machine_gives_up_the_host_has_again() -> Result<()> {
+    needs_machines()?;
+    let server = Server::shared()?;
+    let agent = server.agent_with("frugal", &["--isolation", "vm", "--memory", "512M", "--cpus", "1"])?;
+    let home = server.data.join("pool/homes").join(&agent.id);
+    for (file, megabytes, take, give) in TAKEN {
+        let holds = || -> Result<u64> { Ok((fs::metadata(home.join(file))?.blocks() * 512) >> 20) };
+        let before = holds()?;
+        agent.root(take)?.succeeded()?;
+        let most = holds()?;
+        ensure!(most >= before + megabytes / 10 * 9, "{megabytes} MB were taken, and the {file} holds {most} MB after {before}");
+        agent.root(give)?.succeeded()?;
+        harness::eventually(&format!("the {file} holds less than {most} MB again"), || {
+            Ok((holds()? <= most - megabytes / 10 * 7).then_some(()))
+        })?;
+    }
+    Ok(())
+}
