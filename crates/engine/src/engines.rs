@@ -269,11 +269,7 @@ impl Engine for Engines {
     }
 
     fn strongest(&self) -> Isolation {
-        let by_strength = [Isolation::Vm, Isolation::Gvisor];
-        let works = |isolation: &Isolation| {
-            self.can_run(*isolation).is_ok() && (*isolation != Isolation::Vm || self.vm.is_quick())
-        };
-        by_strength.into_iter().find(works).unwrap_or_default()
+        strongest(|isolation| self.can_run(isolation).is_ok(), || self.vm.is_quick())
     }
 
     fn about(&self, isolation: Isolation) -> About {
@@ -286,5 +282,31 @@ impl Engine for Engines {
 
     async fn present(&self) -> Result<Vec<Id>> {
         self.host.present()
+    }
+}
+
+/// The strongest isolation that can be had and is not slow.
+fn strongest(can_run: impl Fn(Isolation) -> bool, machines_are_quick: impl Fn() -> bool) -> Isolation {
+    let by_strength = [Isolation::Vm, Isolation::Gvisor];
+    let works =
+        |isolation: &Isolation| can_run(*isolation) && (*isolation != Isolation::Vm || machines_are_quick());
+    by_strength.into_iter().find(works).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quick_machine_is_stronger_than_gvisor_and_gvisor_than_a_container() {
+        use Isolation::{Container, Gvisor, Vm};
+        let of = |can_run: &[Isolation], quick| strongest(|isolation| can_run.contains(&isolation), || quick);
+        assert_eq!(of(&[Container, Gvisor, Vm], true), Vm);
+        assert_eq!(of(&[Container, Vm], true), Vm);
+        // A slow one is nobody's choice but that of whoever asks for it.
+        assert_eq!(of(&[Container, Gvisor, Vm], false), Gvisor);
+        assert_eq!(of(&[Container, Vm], false), Container);
+        assert_eq!(of(&[Container, Gvisor], true), Gvisor);
+        assert_eq!(of(&[Container], true), Container);
     }
 }
