@@ -171,9 +171,11 @@ impl Driver {
 
     /// Whoever waits for something else than the end.
     fn refuse_all(&mut self, refusal: Refusal) {
+        // Whoever asked for a snapshot hears how it ended, since it may be theirs to delete.
         let joined = self
             .under_way
             .as_mut()
+            .filter(|under_way| under_way.work != Work::Snapshot)
             .map(|under_way| mem::take(&mut under_way.joined));
         for reply in joined.into_iter().flatten() {
             let _ = reply.send(Err(refusal.into()));

@@ -46,7 +46,14 @@ impl Agent {
             kind,
         })
         .await?;
-        let size = images::size(self, &id).await.map_err(Trouble::disk(VERB))?;
+        let size = match images::size(self, &id).await {
+            Ok(size) => size,
+            // It goes with its agent, perhaps.
+            Err(error) => {
+                discard(self, &id).await;
+                return Err(Trouble::disk(VERB)(error));
+            }
+        };
         Ok(SnapshotRecord {
             id,
             agent: self.profile.id.clone(),

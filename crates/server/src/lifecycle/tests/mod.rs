@@ -30,6 +30,7 @@ mod model;
 mod restart;
 mod sleep;
 mod snapshots;
+mod tangle;
 
 /// What outlives a daemon, and the daemon of the moment.
 struct World {

@@ -334,7 +334,7 @@ async fn crowd(lifetime: Lifetime, steps: Vec<Step>) {
     }
 }
 
-fn run(life: impl Future<Output = ()>) {
+pub(super) fn run(life: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
