@@ -4,8 +4,8 @@
 //! ago, once the box has come back from a memory image. The runtime takes what comes with such news for a live object of its
 //! own. Unix sockets are not affected.
 //!
-//! A read there may also give less than is there, so only one that gives nothing says that nothing is left. The runtime's own streams believe
-//! every read that gives less than was asked for, and would then wait for news that has come already.
+//! The runtime's own streams take a read that gives less than was asked for as a sign that nothing is left. Data was seen in such a
+//! socket after one, so only a read that gives nothing is believed here.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
