@@ -10,7 +10,6 @@
 //! - [`tree`] is the filesystem below the root.
 //! - This file says what each entry does to the tree, OCI whiteouts included.
 
-use std::collections::HashSet;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -125,7 +124,6 @@ pub fn apply_at(root: &Path, archive: impl Read, names: Names) -> Result<Applied
     let mut apply = Apply {
         tree,
         names,
-        made: HashSet::new(),
         directory_times: Vec::new(),
         buffer: vec![0; BUFFER].into_boxed_slice(),
         applied: Applied::default(),
@@ -145,9 +143,6 @@ pub fn apply_at(root: &Path, archive: impl Read, names: Names) -> Result<Applied
 struct Apply {
     tree: Tree,
     names: Names,
-    /// Names that this layer made, as (inode of the directory, name): a whiteout hides only what
-    /// the layers below brought, wherever in the archive it stands.
-    made: HashSet<(u64, Box<[u8]>)>,
     /// Set at the very end, because every entry made in a directory changes its time.
     directory_times: Vec<(Vec<u8>, Timestamps)>,
     buffer: Box<[u8]>,
@@ -225,7 +220,7 @@ impl Apply {
                 }
             }
         }
-        self.made.insert((dir.ino(), name.into()));
+        self.tree.made(&dir, name);
         Ok(())
     }
 
@@ -346,7 +341,7 @@ impl Apply {
             Err(e) if absent(&e) => return Ok(()),
             Err(e) => return Err(failed(e)),
         };
-        self.tree.remove_except(&dir, hidden, &self.made).map_err(failed)
+        self.tree.hide(&dir, hidden).map_err(failed)
     }
 
     fn opaque(&mut self, path: &[u8]) -> Result<()> {
@@ -358,9 +353,7 @@ impl Apply {
             Err(e) => return Err(failed(e)),
         };
         for name in dir.names().map_err(failed)? {
-            self.tree
-                .remove_except(&dir, name.to_bytes(), &self.made)
-                .map_err(failed)?;
+            self.tree.hide(&dir, name.to_bytes()).map_err(failed)?;
         }
         Ok(())
     }

@@ -20,6 +20,9 @@ pub(super) struct Tree {
     /// The directory of the entry before: archives come directory by directory. Forgotten whenever
     /// something is removed, since its path may then lead elsewhere.
     last: Option<(Vec<u8>, Rc<Dir>)>,
+    /// Names that this layer made, as (inode of the directory, name): a whiteout hides only what
+    /// the layers below brought, wherever in the archive it stands.
+    made: HashSet<(u64, Box<[u8]>)>,
 }
 
 pub(super) struct Dir {
@@ -41,6 +44,7 @@ impl Tree {
         Ok(Self {
             root: Rc::new(Dir::new(fd)?),
             last: None,
+            made: HashSet::new(),
         })
     }
 
@@ -84,53 +88,61 @@ impl Tree {
         }
     }
 
+    /// Notes that this layer brought `name`.
+    pub(super) fn made(&mut self, dir: &Dir, name: &[u8]) {
+        self.made.insert((dir.ino, name.into()));
+    }
+
     /// Removes `name` with everything below it. What is not there need not be removed.
     pub(super) fn remove(&mut self, dir: &Dir, name: &[u8]) -> io::Result<()> {
-        self.remove_except(dir, name, &HashSet::new())
+        self.take_away(dir, name, false)
     }
 
-    /// Removes `name` and what is below it, but for the names in `keep` and the directories that
-    /// lead to them.
-    pub(super) fn remove_except(
-        &mut self,
-        dir: &Dir,
-        name: &[u8],
-        keep: &HashSet<(u64, Box<[u8]>)>,
-    ) -> io::Result<()> {
-        if remove(dir, name, keep)? {
-            self.last = None;
-        }
-        Ok(())
+    /// Removes `name` and what is below it, but for what this layer brought and the directories that
+    /// lead to it.
+    pub(super) fn hide(&mut self, dir: &Dir, name: &[u8]) -> io::Result<()> {
+        self.take_away(dir, name, true)
     }
-}
 
-/// Whether there was something by that name.
-fn remove(dir: &Dir, name: &[u8], keep: &HashSet<(u64, Box<[u8]>)>) -> io::Result<bool> {
-    let kept = !keep.is_empty() && keep.contains(&(dir.ino, name.into()));
-    if !kept {
-        match fs::unlinkat(&dir.fd, name, AtFlags::empty()) {
-            Ok(()) => return Ok(true),
-            Err(Errno::NOENT) => return Ok(false),
-            Err(Errno::ISDIR) => {}
-            Err(e) => return Err(e.into()),
+    fn take_away(&mut self, dir: &Dir, name: &[u8], spare_made: bool) -> io::Result<()> {
+        let spared = spare_made && self.made.contains(&(dir.ino, name.into()));
+        if !spared {
+            match fs::unlinkat(&dir.fd, name, AtFlags::empty()) {
+                Ok(()) => {
+                    self.gone(dir, name);
+                    return Ok(());
+                }
+                Err(Errno::NOENT) => return Ok(()),
+                Err(Errno::ISDIR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        let below = match dir.open_dir(name) {
+            Ok(fd) => Dir::new(fd)?,
+            // A spared file or link.
+            Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::NOTDIR | Errno::LOOP)) => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        for child in below.names()? {
+            self.take_away(&below, child.to_bytes(), spare_made)?;
+        }
+        if spared {
+            return Ok(());
+        }
+        match fs::unlinkat(&dir.fd, name, AtFlags::REMOVEDIR) {
+            Ok(()) => {
+                self.gone(dir, name);
+                Ok(())
+            }
+            Err(Errno::NOTEMPTY) if spare_made => Ok(()),
+            Err(e) => Err(e.into()),
         }
     }
-    let below = match dir.open_dir(name) {
-        Ok(fd) => Dir::new(fd)?,
-        // A kept file or link.
-        Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::NOTDIR | Errno::LOOP)) => return Ok(true),
-        Err(e) => return Err(e),
-    };
-    for child in below.names()? {
-        remove(&below, child.to_bytes(), keep)?;
-    }
-    if kept {
-        return Ok(true);
-    }
-    match fs::unlinkat(&dir.fd, name, AtFlags::REMOVEDIR) {
-        Ok(()) => Ok(true),
-        Err(Errno::NOTEMPTY) if !keep.is_empty() => Ok(true),
-        Err(e) => Err(e.into()),
+
+    /// The number of a directory that is gone may soon be another's, with which the names in it have nothing to do.
+    fn gone(&mut self, dir: &Dir, name: &[u8]) {
+        self.made.remove(&(dir.ino, name.into()));
+        self.last = None;
     }
 }
 

@@ -75,6 +75,23 @@ fn a_whiteout_does_not_hide_what_its_own_layer_brings() {
     assert_eq!(names(&root.path().join("d")), ["new"]);
 }
 
+/// Filesystems give the number of a removed directory to the next one that is made.
+#[test]
+fn a_directory_made_anew_has_nothing_of_the_one_that_was_replaced() {
+    let root = tempfile::tempdir().unwrap();
+    Layer::default()
+        .file("d/f", "old")
+        .symlink("d", "nowhere")
+        .dir("d")
+        .file("d/.wh.f", "")
+        .file("d/f/x", "new")
+        .file("d/.wh.f", "")
+        .apply(root.path())
+        .unwrap();
+    assert_eq!(names(&root.path().join("d")), ["f"]);
+    assert_eq!(names(&root.path().join("d/f")), ["x"]);
+}
+
 #[test]
 fn an_opaque_mark_reached_by_two_names_is_about_one_directory() {
     let root = tempfile::tempdir().unwrap();
