@@ -34,7 +34,7 @@ pub const LIST_SOCKETS: u8 = b'l';
 /// Bytes of a secret, which is text.
 pub const SECRET_LENGTH: usize = 64;
 /// Generation of the guest protocol. Fields and methods are only ever added.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// Where the guest's own binary is mounted in the box.
 pub const GUEST_PATH: &str = "/run/dorm/guest";
 /// Where a program finds the id of its agent. A fork's guest writes it anew, so it tells a program that was
@@ -73,4 +73,7 @@ pub struct Command {
     /// Given to `/bin/bash -l -c`.
     pub command: String,
     pub user: Option<String>,
+    /// Whether the agent is at work while it runs, which a service is not.
+    #[serde(default)]
+    pub keeps_awake: bool,
 }

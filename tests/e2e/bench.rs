@@ -40,6 +40,7 @@ const MEASURED: &[&str] = &[
     "dorm ls, all on disk",
     "wake from disk, one agent alone",
     "the same agent, among all on disk",
+    "first wake of a fork, few on disk",
     "first wake of another of them each time",
 ];
 

@@ -12,6 +12,7 @@ use crate::harness::{self, Agent, Options, Output, Server};
 
 harness::tests![
     a_full_disk_leaves_agents_as_they_are_until_there_is_room,
+    whichever_write_the_disk_is_full_at_nothing_is_lost,
     nothing_is_acknowledged_that_cannot_be_recorded,
     a_disk_that_is_full_has_room_again_once_something_is_deleted,
 ];
@@ -21,10 +22,10 @@ const DISK: u64 = 1 << 30;
 const LITTLE: u64 = 12 << 20;
 const CALM: &str = "[standby]\nafter = 0\ndurable_after = 0\nhibernate_after = 0\n";
 
-/// Holds more in its memory than there is room for, and tells a part of it.
+/// Holds so much in its memory, and tells a part of it.
 const KEEPER: &str = r#"
-import hashlib, os, socket
-memory = os.urandom(48 << 20)
+import hashlib, os, socket, sys
+memory = os.urandom(int(sys.argv[1]) << 20)
 server = socket.socket(socket.AF_UNIX)
 server.bind("/dev/shm/keeper")
 server.listen()
@@ -74,6 +75,11 @@ fn small_server() -> Result<Arc<Server>> {
     Ok(server)
 }
 
+fn keep(agent: &Agent, megabytes: &str) -> Result<()> {
+    agent.exec_with(&["-d"], &["python3", "-c", KEEPER, megabytes])?.succeeded()?;
+    agent.until("the keeper listens", "test -S /dev/shm/keeper")
+}
+
 fn ask(agent: &Agent) -> Result<String> {
     agent.exec(&["python3", "-c", ASK])?.text()
 }
@@ -85,8 +91,7 @@ fn is_full(output: &Output) -> Result<()> {
 fn a_full_disk_leaves_agents_as_they_are_until_there_is_room() -> Result<()> {
     let server = small_server()?;
     let agent = server.agent("full")?;
-    agent.exec_with(&["-d"], &["python3", "-c", KEEPER])?.succeeded()?;
-    agent.until("the keeper listens", "test -S /dev/shm/keeper")?;
+    keep(&agent, "48")?;
     agent.sh("echo old > ~/file; sync")?.succeeded()?;
     let word = ask(&agent)?;
     server.dorm(&["snapshot", &agent.name, "--label", "old", "--files-only"])?.succeeded()?;
@@ -133,6 +138,47 @@ fn acknowledged(output: &Output) -> Result<bool> {
         is_full(output)?;
     }
     Ok(output.code == 0)
+}
+
+fn whichever_write_the_disk_is_full_at_nothing_is_lost() -> Result<()> {
+    let server = small_server()?;
+    let agent = server.agent("swept")?;
+    keep(&agent, "1")?;
+    let word = ask(&agent)?;
+    let ballast = Ballast::beside(&server)?;
+    let (mut refused, mut done) = (0, 0);
+    // From no room at all to more than is needed: each step is full at another of the writes.
+    for quarters in (0..16).chain((16..=120).step_by(13)) {
+        agent.sh(&format!("echo {quarters} > ~/file; sync"))?.succeeded()?;
+        ballast.fill(quarters << 18)?;
+        let mut copies = Vec::new();
+        for verb in ["snapshot", "fork", "hibernate", "wake"] {
+            let copy = format!("{}-{quarters}", agent.name);
+            let args = if verb == "fork" { vec![verb, &agent.name, &copy] } else { vec![verb, &agent.name] };
+            let output = server.dorm(&args)?;
+            let well = acknowledged(&output).with_context(|| format!("{verb} with {quarters} quarters of a megabyte left"))?;
+            if well && verb == "fork" {
+                copies.push(copy);
+            }
+            *(if well { &mut done } else { &mut refused }) += 1;
+            let state = agent.state()?;
+            ensure!(["running", "hibernated"].contains(&state.as_str()), "after {verb} with {quarters} quarters of a megabyte left: {}", agent.show()?);
+        }
+        ballast.remove()?;
+        let told = (ask(&agent)?, agent.sh_text("cat ~/file")?);
+        ensure!(told == (word.clone(), quarters.to_string()), "with {quarters} quarters of a megabyte left, it is not as it was: {told:?}");
+        for copy in copies {
+            let copy = server.adopt(&copy)?;
+            ensure!(ask(&copy)? == word, "a fork that was acknowledged is not whole");
+        }
+        for snapshot in server.snapshots(&agent.name)? {
+            let id = snapshot["id"].as_str().context("an id")?;
+            server.dorm(&["snapshots", &agent.name, "--delete", id])?.succeeded()?;
+        }
+        server.in_order()?;
+    }
+    ensure!(refused > 20 && done > 20, "{refused} were refused, and {done} done");
+    Ok(())
 }
 
 /// Makes agents until one cannot be recorded, and counts them.

@@ -12,6 +12,7 @@ harness::tests![
     a_standby_that_was_broken_off_is_found_out,
     what_gvisor_cannot_save_is_named_and_goes_on,
     nothing_but_the_daemon_gets_through_the_guests_door,
+    an_agent_goes_behind_gvisor_and_back_with_its_files,
 ];
 
 /// Where `scripts/setup-gvisor` found no runsc to be had, it said so, and there is nothing to test.
@@ -35,6 +36,27 @@ fn a_box_behind_gvisor_has_another_kernel_and_is_what_auto_means() -> Result<()>
     // Or a machine, where those are quick.
     let chosen = server.agent_with("chosen", &["--isolation", "auto"])?;
     ensure!(chosen.show()?["isolation"] != "container", "{}", chosen.show()?);
+    Ok(())
+}
+
+fn an_agent_goes_behind_gvisor_and_back_with_its_files() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = behind_gvisor(&server, "commuter")?;
+    agent.root("mkdir -m 2750 /srv/kept && echo one > /srv/kept/file && chown 1234:4321 /srv/kept/file && ln -s file /srv/kept/link")?.succeeded()?;
+    let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+    for (isolation, line) in [("container", "two"), ("gvisor", "three")] {
+        agent.sh("echo lost > /dev/shm/memory")?.succeeded()?;
+        server.dorm(&["set", &agent.name, "--isolation", isolation])?.succeeded()?;
+        let shown = agent.show()?;
+        ensure!(shown["isolation"] == isolation && shown["state"] == "running", "{shown}");
+        ensure!((agent.sh_text("uname -r")? == kernel) == (isolation == "container"));
+        ensure!(agent.sh("test -e /dev/shm/memory")?.code != 0, "its memory cannot have been kept");
+        agent.root(&format!("echo {line} >> /srv/kept/file"))?.succeeded()?;
+    }
+    let kept = agent.root_text("cat /srv/kept/link; stat -c '%a %u %g' /srv/kept /srv/kept/file; readlink /srv/kept/link")?;
+    ensure!(kept == "one\ntwo\nthree\n2750 0 0\n644 1234 4321\nfile", "{kept}");
+    agent.hibernate()?;
+    ensure!(agent.root_text("wc -l < /srv/kept/file")? == "3");
     Ok(())
 }
 

@@ -210,7 +210,7 @@ impl Stage {
         };
         let scene = Scene { server, keeper: &self.keeper, passing, word };
         if !matches!(act, Act::Create | Act::CreateEphemeral) {
-            scene.agent().sh(&format!("echo {} > ~/file", scene.word))?.succeeded()?;
+            scene.agent().sh(&format!("echo {} > ~/file; sync", scene.word))?.succeeded()?;
         }
         if scene.passing.is_none() {
             scene.tell(&scene.word)?;

@@ -13,6 +13,7 @@ harness::tests![
     a_held_agent_and_one_to_be_kept_awake_stay_awake,
     when_an_agent_goes_to_sleep_is_changed_later_and_for_good,
     a_run_and_an_open_stream_keep_an_agent_awake,
+    a_service_goes_to_sleep_with_its_agent_and_goes_on_with_it,
     beyond_the_budget_the_longest_asleep_goes_to_disk_first,
     every_transition_is_told_to_those_who_follow,
     a_hundred_requests_to_a_sleeping_agent_cause_one_wake,
@@ -144,6 +145,25 @@ fn a_run_and_an_open_stream_keep_an_agent_awake() -> Result<()> {
     running.sh("touch /tmp/enough")?.succeeded()?;
     running.becomes("hibernated")?;
     streaming.becomes("hibernated")
+}
+
+fn a_service_goes_to_sleep_with_its_agent_and_goes_on_with_it() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent_with("serving", &QUICK)?;
+    agent.exec_with(&["--service"], &["true"])?.refused(2, &["--detach"])?;
+    let script = "import itertools, time\nfor n in itertools.count():\n  time.sleep(1)\n  print(n, flush=True)";
+    let run = agent.exec_with(&["-d", "--service"], &["python3", "-c", script])?.text()?;
+    agent.becomes("hibernated")?;
+    let path = path(&agent)?;
+    ensure!(path.iter().any(|(to, why)| to == "standby" && why.ends_with("but for a service")), "{path:?}");
+
+    let runs = server.dorm(&["ps", &agent.name, "--runs"])?.text()?;
+    ensure!(runs.lines().any(|line| line.contains(&run) && line.contains("running, a service")), "{runs}");
+    let listed = server.json(&["ps", &agent.name, "--runs"])?;
+    ensure!(listed[0]["keeps_awake"] == false, "{listed}");
+    let count = || -> Result<u64> { Ok(server.dorm(&["logs", &agent.name, &run])?.text()?.lines().last().unwrap_or("0").parse()?) };
+    let before = count()?;
+    harness::eventually("it goes on", || Ok((count()? > before).then_some(())))
 }
 
 fn beyond_the_budget_the_longest_asleep_goes_to_disk_first() -> Result<()> {

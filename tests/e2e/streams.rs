@@ -13,7 +13,7 @@ harness::tests![
     a_shell_on_a_terminal_keeps_its_variables_and_is_woken_by_a_key,
     processes_that_lose_their_input_with_the_box_change_no_file,
     connections_to_the_outside_end_and_listeners_go_on,
-    an_orderly_end_puts_agents_to_disk_and_the_next_daemon_wakes_them,
+    an_orderly_end_puts_agents_to_disk_and_the_next_daemon_goes_on_with_those_that_ran,
     connections_that_nobody_accepted_stand_in_no_ones_way,
 ];
 
@@ -146,13 +146,19 @@ fn connections_to_the_outside_end_and_listeners_go_on() -> Result<()> {
     Ok(())
 }
 
-fn an_orderly_end_puts_agents_to_disk_and_the_next_daemon_wakes_them() -> Result<()> {
+fn an_orderly_end_puts_agents_to_disk_and_the_next_daemon_goes_on_with_those_that_ran() -> Result<()> {
     let server = Server::start_with(&Options { hibernate_boxes: true, ..Options::default() })?;
     let agent = server.agent("shut-down")?;
     let run = agent.exec_with(&["-d"], &["bash", "-c", LINES])?.text()?;
+    let asleep = server.agent("asleep")?;
+    asleep.pause()?;
     ensure!(server.sigterm()? == 0);
     server.launch(&[])?;
-    ensure!(agent.state()? == "hibernated", "{}", agent.show()?);
+    agent.becomes("running")?;
+    let events = agent.events()?;
+    let hibernated = |event: &serde_json::Value| event["to"] == "hibernated" && event["reason"] == "the daemon ends; it goes on with the next";
+    ensure!(events.iter().any(hibernated), "{events:?}");
+    ensure!(asleep.state()? == "hibernated", "{}", asleep.show()?);
     agent.sh("touch /tmp/quick")?.succeeded()?;
     complete(&server.dorm(&["logs", "-f", &agent.name, &run])?.stdout())
 }

@@ -17,6 +17,7 @@ harness::tests![
     a_command_that_fails_ends_the_build_and_leaves_nothing,
     a_build_that_is_interrupted_leaves_nothing,
     the_start_command_of_a_template_runs_in_every_box,
+    a_start_command_keeps_an_agent_awake_only_if_the_recipe_says_so,
     what_is_no_recipe_is_refused,
     an_unknown_source_is_refused,
     a_root_filesystem_is_imported_from_a_tar,
@@ -174,6 +175,21 @@ fn the_start_command_of_a_template_runs_in_every_box() -> Result<()> {
         agent.stop()?;
         agent.start()?;
     }
+    Ok(())
+}
+
+fn a_start_command_keeps_an_agent_awake_only_if_the_recipe_says_so() -> Result<()> {
+    let server = Server::shared()?;
+    let (_service, _work) = (Gone(&server, "service"), Gone(&server, "work"));
+    build(&server, "service", "from = \"base\"\nstart = \"exec sleep 7373\"\n")?.succeeded()?;
+    build(&server, "work", "from = \"service\"\nstart_keeps_awake = true\n")?.succeeded()?;
+    let work = server.agent_with("at-work", &["-T", "work", "--standby-after", "0.4"])?;
+    // Made after it, and asleep before it.
+    server.agent_with("serving", &["-T", "service", "--standby-after", "0.4"])?.becomes("standby")?;
+    harness::eventually("the start command is named", || {
+        Ok(server.dorm(&["why", &work.name])?.text()?.contains("in progress").then_some(()))
+    })?;
+    ensure!(work.state()? == "running", "{}", work.show()?);
     Ok(())
 }
 

@@ -19,7 +19,10 @@ use isolations::{
     an_agent_keeps_its_files_whatever_isolation_it_gets, an_agent_that_cannot_become_a_machine_goes_on_as_it_was,
 };
 use jail::qemu_and_the_file_server_of_a_machine_are_locked_up;
-use room::{a_file_named_as_a_machines_disk_is_a_file_of_the_machine, what_a_machine_gives_up_the_host_has_again};
+use room::{
+    a_file_named_as_a_machines_disk_is_a_file_of_the_machine, connections_that_nobody_accepts_leave_room_for_others,
+    what_a_machine_gives_up_the_host_has_again, what_a_machine_had_in_memory_is_nowhere_once_that_is_given_up,
+};
 
 harness::tests![
     a_machine_has_a_kernel_of_its_own_and_what_containers_deny,
@@ -30,6 +33,8 @@ harness::tests![
     qemu_and_the_file_server_of_a_machine_are_locked_up,
     a_file_named_as_a_machines_disk_is_a_file_of_the_machine,
     what_a_machine_gives_up_the_host_has_again,
+    what_a_machine_had_in_memory_is_nowhere_once_that_is_given_up,
+    connections_that_nobody_accepts_leave_room_for_others,
     an_agent_keeps_its_files_whatever_isolation_it_gets,
     an_agent_that_cannot_become_a_machine_goes_on_as_it_was,
     a_container_engine_of_the_boxs_own_goes_on_over_the_disk,
@@ -40,7 +45,7 @@ pub(crate) fn needs_machines() -> Result<()> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let mut folders = std::env::split_paths(&folders).chain(["/usr/bin".into()]);
     let qemu = folders.any(|folder| folder.join("qemu-system-x86_64").is_file());
-    let kernel = std::path::Path::new("/usr/local/lib/dorm/vm/kernel").is_file();
+    let kernel = std::path::Path::new("/usr/local/lib/dorm/vm/current/kernel").is_file();
     if qemu && kernel {
         return Ok(());
     }

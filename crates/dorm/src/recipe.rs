@@ -79,6 +79,7 @@ struct Written {
     user: Option<String>,
     workdir: Option<String>,
     start: Option<String>,
+    start_keeps_awake: Option<bool>,
     #[serde(default)]
     files: Vec<WrittenFile>,
 }
@@ -125,7 +126,7 @@ fn parse(text: &str, name: &str, beside: Beside<'_>) -> Result<Recipe> {
     let written: Written = toml::from_str(text).map_err(|e| {
         Failure::new(Exit::Usage, format!("{name} is not a recipe"))
             .cause(anyhow::anyhow!("{}", e.to_string().trim_end()))
-            .hint("a recipe has from, apt, files, run, env, user, workdir and start; see `dorm help template build`")
+            .hint("a recipe has from, apt, files, run, env, user, workdir, start and start_keeps_awake; see `dorm help template build`")
     })?;
     let files = written
         .files
@@ -141,6 +142,7 @@ fn parse(text: &str, name: &str, beside: Beside<'_>) -> Result<Recipe> {
         user: written.user,
         workdir: written.workdir,
         start: written.start,
+        start_keeps_awake: written.start_keeps_awake,
     })
 }
 

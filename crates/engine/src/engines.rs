@@ -164,9 +164,16 @@ impl Engine for Engines {
         if pool.is_machine(&spec.id)? == (spec.isolation == Isolation::Vm) {
             return Ok(());
         }
-        // Only a machine knows what is on its disk.
-        self.engine(Isolation::Vm)?;
+        // Only a machine knows what is on its disk, and what a machine's disk holds can be had by a machine alone.
+        self.vm.boots().await?;
         pool.has_room_to_convert(&spec.id).await
+    }
+
+    async fn forget_memory(&self, id: &Id) -> Result<()> {
+        match self.host.live(id) {
+            Ok(_) => Err(EngineError::AlreadyRunning(id.clone())),
+            Err(_) => self.host.pool.forget_memory_of_machine(id).await,
+        }
     }
 
     async fn set_memory_aside(&self, id: &Id) -> Result<()> {

@@ -360,8 +360,13 @@ pub trait Engine: Send + Sync + 'static {
     /// crash leaves either form, whole. Gives what had to be left out, in words.
     async fn convert(&self, spec: &BoxSpec) -> Result<Vec<String>>;
 
-    /// Whether there is an engine and room for [`Engine::convert`], as far as that can be told while a box runs on the home.
+    /// Whether there is an engine that works, and room, for [`Engine::convert`], as far as that can be told while a box runs on the home.
     async fn can_convert(&self, spec: &BoxSpec) -> Result<()>;
+
+    /// Removes what there is of a memory in the home of `id`, on which no box runs: nobody will go on with it.
+    async fn forget_memory(&self, _id: &Id) -> Result<()> {
+        Ok(())
+    }
 
     /// Keeps what there is of a memory in the home of `id` that cannot be used, for people to look at.
     async fn set_memory_aside(&self, _id: &Id) -> Result<()> {
@@ -490,8 +495,9 @@ pub trait Homes: Send + Sync + 'static {
 
     async fn space(&self) -> Result<Space>;
 
-    /// Keeps the home of `id` as it is now, read-only, as `snapshot`: durably, in constant time.
-    async fn snapshot(&self, id: &Id, snapshot: &Id) -> Result<()>;
+    /// Keeps the home of `id` as it is now, read-only, as `snapshot`: durably, in constant time. Without `memory`, what the home of a
+    /// machine holds of that is left out, which takes as long as its removal.
+    async fn snapshot(&self, id: &Id, snapshot: &Id, memory: bool) -> Result<()>;
 
     /// Makes the home of `id` as a writable copy of `snapshot`.
     async fn create_from_snapshot(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()>;

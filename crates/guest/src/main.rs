@@ -263,6 +263,7 @@ fn start(settings: &Settings, runs: &Arc<Runs>, command: &Command) {
         tag: Some("start".into()),
         stdin: Some(false),
         keep: true,
+        keeps_awake: Some(command.keeps_awake),
         ..Default::default()
     };
     let name = command.user.clone().unwrap_or_else(|| settings.default_user());

@@ -326,6 +326,8 @@ pub struct TemplateDefaults {
     pub user: Option<String>,
     pub workdir: Option<String>,
     pub start: Option<String>,
+    /// Whether an agent is at work while `start` runs, which is a service otherwise.
+    pub start_keeps_awake: bool,
     /// Succeeds once what `start` began is ready.
     pub ready: Option<String>,
 }
@@ -399,6 +401,8 @@ pub struct AgentRecord {
     pub reach: Reach,
     /// What last went wrong with putting its memory to disk or bringing it back.
     pub setback: Option<Note>,
+    /// Whether the next daemon is to bring it back.
+    pub goes_on: bool,
 }
 
 /// Something that was seen of an agent.

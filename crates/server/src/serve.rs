@@ -154,6 +154,7 @@ pub async fn serve(
     });
 
     e2b::watch(&state);
+    registry.go_on();
     announce(&config, address).map_err(data("daemon.json is written"))?;
     tracing::info!(%address, https = tls.is_some(), "serving");
     let _ = ready.send(address);

@@ -297,6 +297,7 @@ const VM_CANNOT: Cannot = &[
         &[
             "a_snapshot_tells_what_it_holds_beyond_the_one_before",
             "nothing_is_acknowledged_that_cannot_be_recorded",
+            "whichever_write_the_disk_is_full_at_nothing_is_lost",
             "a_disk_that_is_full_has_room_again_once_something_is_deleted",
         ],
     ),

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::FlockOperation;
 
+use super::engines::in_machines;
 use super::remains::Remains;
 use super::{host, outside};
 
@@ -19,6 +20,8 @@ const KEPT: &str = "kept";
 /// Holds a file for each run that goes on.
 const SLOTS: &str = "dorm-e2e.slots";
 const POOL_SIZE: u64 = 16 << 30;
+/// Each has a disk and a memory of its own there.
+const POOL_SIZE_OF_MACHINES: u64 = 48 << 30;
 /// Runs that may go on at the same time.
 const RUNS: u32 = 31;
 
@@ -65,7 +68,12 @@ impl World {
             servers: AtomicU32::new(0),
             ending: AtomicBool::new(false),
         };
-        let pool = make_btrfs(&world.root, "pool", POOL_SIZE)?;
+        let size = if in_machines() {
+            POOL_SIZE_OF_MACHINES
+        } else {
+            POOL_SIZE
+        };
+        let pool = make_btrfs(&world.root, "pool", size)?;
         // As systemd has all mounts of a host.
         command("mount", &["--make-shared", path(&pool)])?;
         ensure!(WORLD.set(world).is_ok(), "the world is set up once");

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { Sandbox, NotFoundError, TimeoutError } from '@e2b/code-interpreter'
 
-const box = await Sandbox.create({ envs: { GIVEN: 'at creation' } })
+const box = await Sandbox.create({ envs: { GIVEN: 'at creation' }, timeoutMs: 3_000_000 })
 
 const run = async (code, options) => {
   const execution = await box.runCode(code, options)

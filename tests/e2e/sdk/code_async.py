@@ -6,7 +6,7 @@ from e2b_code_interpreter import AsyncSandbox
 
 
 async def main():
-    box = await AsyncSandbox.create()
+    box = await AsyncSandbox.create(timeout=3000)
     heard = []
 
     async def hear(message):

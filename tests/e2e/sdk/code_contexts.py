@@ -4,7 +4,7 @@ from e2b_code_interpreter import NotFoundException, Sandbox, SandboxException
 
 from support import fails
 
-box = Sandbox.create()
+box = Sandbox.create(timeout=3000)
 box.files.write("/home/user/project/data.txt", "in the project")
 
 box.run_code("where = 'default'")

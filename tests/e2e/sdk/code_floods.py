@@ -23,7 +23,7 @@ with open("/tmp/progress", "w") as progress:
 """
 PEAK = "grep VmHWM /proc/$(pgrep --full '^python3 -I /opt/code-interpreter/server.py$')/status"
 
-box = Sandbox.create()
+box = Sandbox.create(timeout=3000)
 
 
 def printed():

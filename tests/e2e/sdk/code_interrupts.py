@@ -4,7 +4,7 @@ from e2b_code_interpreter import Sandbox, TimeoutException
 
 from support import fails
 
-box = Sandbox.create()
+box = Sandbox.create(timeout=3000)
 endless = {
     "python": ("kept = 5", ["while True: pass", "import time; time.sleep(1000)", "!sleep 1000"], "print(kept)"),
     "javascript": ("let kept = 5", ["await new Promise(() => {})"], "console.log(kept)"),

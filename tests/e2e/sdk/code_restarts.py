@@ -4,7 +4,7 @@ from e2b_code_interpreter import Sandbox, TimeoutException
 
 from support import until
 
-box = Sandbox.create()
+box = Sandbox.create(timeout=3000)
 for language, begin in {"python": "x = 1", "javascript": "let x = 1", "bash": "x=1"}.items():
     assert box.run_code(begin, language=language).error is None
 box.commands.run("pkill --signal KILL --full '^python3 -I /opt/code-interpreter/server.py$'")

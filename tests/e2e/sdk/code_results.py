@@ -5,7 +5,7 @@ import base64
 from e2b_code_interpreter import Sandbox
 from e2b_code_interpreter.charts import ChartType, ScaleType
 
-box = Sandbox.create(envs={"GIVEN": "at creation"})
+box = Sandbox.create(envs={"GIVEN": "at creation"}, timeout=3000)
 
 
 def run(code, **options):

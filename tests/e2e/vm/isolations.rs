@@ -96,19 +96,28 @@ pub(super) fn an_agent_that_cannot_become_a_machine_goes_on_as_it_was() -> Resul
     // The next daemon finds a QEMU that does not work.
     let folder = tempfile::tempdir()?;
     let qemu = folder.path().join("qemu-system-x86_64");
-    fs::write(&qemu, "#!/bin/sh\necho no machine today >&2\nexit 1\n")?;
-    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755))?;
+    let no_machine = "echo no machine today >&2; exit 1";
+    let real = "exec /usr/bin/qemu-system-x86_64 \"$@\"";
+    let program = |script: &str| -> Result<()> {
+        fs::write(&qemu, format!("#!/bin/sh\n{script}\n"))?;
+        Ok(fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755))?)
+    };
+    program(no_machine)?;
     server.sigterm()?;
     server.launch(&[("PATH", &format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", folder.path().display()))])?;
     let become_a_machine = || server.dorm(&["set", &agent.name, "--isolation", "vm"]);
 
-    // It is not even stopped where there is no engine,
-    become_a_machine()?.refused(1, &["vm boxes cannot be run here", "no machine today"])?;
-    ensure!(agent.pid()? == pid, "it was stopped: {}", agent.show()?);
-    ensure!(agent.sh_text("cat ~/file /dev/shm/memory")? == "kept\nkept");
+    // It is not even stopped where there is no engine, nor where there is one that says what it is and runs no machine,
+    let answers = format!("case $1 in --version|-machine) {real};; esac; {no_machine}");
+    for script in [no_machine, &answers] {
+        program(script)?;
+        become_a_machine()?.refused(1, &["vm boxes cannot be run here", "no machine today"])?;
+        ensure!(agent.pid()? == pid, "it was stopped: {}", agent.show()?);
+        ensure!(agent.sh_text("cat ~/file /dev/shm/memory")? == "kept\nkept");
+    }
 
     // and started again, where there is one and its files cannot be on a disk.
-    fs::remove_file(&qemu)?;
+    program(real)?;
     agent.python(LARGE_ATTRIBUTE)?.succeeded()?;
     become_a_machine()?.refused(1, &["another isolation", "cannot make the machine's disk", "extended attribute"])?;
     let shown = agent.show()?;

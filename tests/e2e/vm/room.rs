@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::needs_machines;
 use crate::harness::{self, Server};
@@ -24,6 +24,57 @@ pub(super) fn a_file_named_as_a_machines_disk_is_a_file_of_the_machine() -> Resu
     let (size, asked) = (words[2].parse::<u64>()?, 3 << 30);
     ensure!((asked / 16 * 15..=asked).contains(&size), "its disk is larger than it may be, or smaller than it was asked for: {seen}");
     Ok(())
+}
+
+pub(super) fn what_a_machine_had_in_memory_is_nowhere_once_that_is_given_up() -> Result<()> {
+    needs_machines()?;
+    let server = Server::shared()?;
+    let agent = server.agent_with("forgetful", &["--isolation", "vm", "--memory", "256M", "--cpus", "1"])?;
+    let pool = server.data.join("pool");
+    let taken = |flags: &[&str]| -> Result<bool> {
+        let id = server.dorm(&[&["snapshot", &agent.name], flags].concat())?.text()?;
+        Ok(pool.join("snapshots").join(id.trim()).join("memory").exists())
+    };
+    ensure!(taken(&[])?, "a full snapshot has no memory");
+    ensure!(!taken(&["--files-only"])?, "a snapshot of files has the memory");
+    let name = format!("{}-fork", agent.name);
+    server.dorm(&["fork", &agent.name, &name, "--files-only", "--no-start"])?.succeeded()?;
+    let fork = server.adopt(&name)?;
+    ensure!(!pool.join("homes").join(&fork.id).join("memory").exists(), "a fork of files has the memory");
+
+    let memory = pool.join("homes").join(&agent.id).join("memory");
+    agent.hibernate()?;
+    ensure!(memory.exists(), "its memory is not in its home");
+    agent.stop()?;
+    ensure!(!memory.exists(), "it is stopped, and what was in its memory is still on disk");
+    ensure!(agent.sh_text("echo started")? == "started");
+    Ok(())
+}
+
+/// Takes two connections into its queue, and none out of it.
+const DEAF: &str = "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 8124)); s.listen(1); time.sleep(3600)";
+
+pub(super) fn connections_that_nobody_accepts_leave_room_for_others() -> Result<()> {
+    needs_machines()?;
+    let server = Server::shared()?;
+    let agent = server.agent_with("deaf", &["--isolation", "vm", "--memory", "256M", "--cpus", "1"])?;
+    agent.exec_with(&["-d"], &["python3", "-c", DEAF])?.succeeded()?;
+    agent.until("it listens", "ss -ltn | grep -q :8124")?;
+    let url = server.json(&["url", &agent.name, "8124"])?;
+    let token = url["token"].as_str().context("a token")?;
+    let name = format!("8124-{}.localhost", agent.id);
+    let headers = [("Host", name.as_str()), ("e2b-traffic-access-token", token)];
+    std::thread::scope(|scope| {
+        // More than there can be streams on which the guest has not said anything.
+        for _ in 0..300 {
+            let (server, headers) = (&server, &headers);
+            scope.spawn(move || drop(server.http_with("GET", "/", headers, b"")));
+        }
+        agent.until("they wait", "test $(ss -tn state syn-sent | grep -c :8124) -gt 100")?;
+        let heard = agent.sh_text("echo heard; pkill python3");
+        ensure!(heard? == "heard");
+        Ok(())
+    })
 }
 
 /// Each with the megabytes that are taken, by what, and given up again, by what.

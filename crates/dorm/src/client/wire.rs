@@ -73,6 +73,8 @@ pub(crate) struct StartRequest {
     pub(crate) keep: bool,
     /// 0 is never.
     pub(crate) timeout_ms: u64,
+    /// Whether the agent is at work while it runs.
+    pub(crate) keeps_awake: bool,
 }
 
 impl StartRequest {
@@ -89,6 +91,7 @@ impl StartRequest {
             stdin: false,
             keep: false,
             timeout_ms: 0,
+            keeps_awake: true,
         }
     }
 }
@@ -188,6 +191,8 @@ pub(crate) struct Run {
     pub(crate) timed_out: bool,
     #[serde(deserialize_with = "int64")]
     pub(crate) output_bytes: i64,
+    /// A guest of an earlier version does not tell.
+    pub(crate) keeps_awake: Option<bool>,
 }
 
 #[derive(Deserialize)]

@@ -7,7 +7,7 @@ use super::{env_map, parse_env, parse_seconds, stats};
 use crate::attach::{self, Input, Options};
 use crate::cli::Global;
 use crate::client::Client;
-use crate::client::wire::{Config, End, Pty, StartRequest};
+use crate::client::wire::{Config, End, Pty, Run, StartRequest};
 use crate::exit::Quiet;
 use crate::output;
 use crate::size::Size;
@@ -19,7 +19,8 @@ const SIGKILL: i32 = 9;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: dorm exec demo -- python3 -c 'print(1 + 1)'
          tar c . | dorm exec -i demo -- tar x -C /srv
-         run=$(dorm exec -d demo -- make all); dorm logs demo \"$run\" -f")]
+         run=$(dorm exec -d demo -- make all); dorm logs demo \"$run\" -f
+         dorm exec -d --service demo -- npm run dev")]
 pub(crate) struct Args {
     /// Name or id
     name: String,
@@ -32,6 +33,9 @@ pub(crate) struct Args {
     /// Do not wait; print the run's id
     #[arg(long, short, conflicts_with = "interactive")]
     detach: bool,
+    /// It is a service: the agent may go to sleep while it runs, and it goes on at the next wake
+    #[arg(long, requires = "detach")]
+    service: bool,
     #[command(flatten)]
     place: Place,
     /// End it after so many seconds, with exit code 124
@@ -71,6 +75,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
         }),
         stdin: args.interactive,
         keep: args.detach,
+        keeps_awake: !args.service,
         timeout_ms: args.timeout.map_or(0, |s| ((s * 1000.0) as u64).max(1)),
     };
     let user = args.place.user.as_deref();
@@ -95,6 +100,17 @@ async fn detach(
     let guest = client.guest(name, user);
     let mut events = guest.start(request).await?;
     let started = attach::begin_command(&mut events).await?;
+    if !request.keeps_awake {
+        // Whether it is told or not, the service runs.
+        let runs = guest.runs(false).await.unwrap_or_default();
+        let unknown = |run: &Run| run.run_id == started.run_id && run.keeps_awake.is_none();
+        if runs.iter().any(unknown) {
+            eprintln!(
+                "warning: {name} runs a guest of an earlier version, which knows no services: this one keeps it awake until \
+                 `dorm stop {name}` and a start bring the newer guest"
+            );
+        }
+    }
     if global.json {
         output::json(&json!({"run": started.run_id, "pid": started.pid}))
     } else {
@@ -204,6 +220,7 @@ mod tests {
             "dorm exec -d -i demo ls",
             "dorm exec -d -t demo ls",
             "dorm exec demo",
+            "dorm exec --service demo ls",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

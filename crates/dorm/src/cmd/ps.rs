@@ -83,6 +83,7 @@ fn command(run: &Run) -> String {
 
 fn state(run: &Run) -> String {
     match (run.ended, run.timed_out, run.signal, run.exit_code) {
+        (false, ..) if run.keeps_awake == Some(false) => "running, a service".to_owned(),
         (false, ..) => "running".to_owned(),
         (true, true, ..) => "timed out".to_owned(),
         (true, false, 0, code) => format!("exit {}", code.unwrap_or_default()),
@@ -95,6 +96,7 @@ fn run_json(run: &Run) -> serde_json::Value {
         "run": run.run_id, "pid": run.pid, "user": run.user, "command": run.config.cmd, "args": run.config.args,
         "started": run.started_ms, "ended": run.ended, "exit_code": run.exit_code, "timed_out": run.timed_out,
         "signal": (run.signal > 0).then_some(run.signal), "output_bytes": run.output_bytes,
+        "keeps_awake": run.keeps_awake,
     })
 }
 

@@ -219,7 +219,7 @@ impl Homes for FakeHomes {
         })
     }
 
-    async fn snapshot(&self, id: &Id, snapshot: &Id) -> Result<()> {
+    async fn snapshot(&self, id: &Id, snapshot: &Id, _memory: bool) -> Result<()> {
         let mut pool = self.pool();
         if let Some(reason) = pool.fail_snapshots.pop() {
             return Err(declared(reason));

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dorm_sys::btrfs;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::Pool;
 use super::snapshot::staged;
@@ -189,12 +189,23 @@ impl Pool {
         .await
     }
 
+    /// As [`Pool::forget_memory`], of any home: what a container has by that name is a file of its own.
+    pub(crate) async fn forget_memory_of_machine(&self, id: &Id) -> Result<()> {
+        let id = id.clone();
+        self.blocking(move |pool| {
+            let home = pool.open_home(&id)?;
+            let removed = is_marked(&home).and_then(|machine| match machine {
+                true => remove(&home, MEMORY),
+                false => Ok(()),
+            });
+            removed.map_err(EngineError::io("cannot remove the machine's memory"))
+        })
+        .await
+    }
+
     /// Removes a memory that nobody will go on with.
     pub(crate) fn forget_memory(&self, id: &Id) -> io::Result<()> {
-        match fs::remove_file(self.machine_memory(id)) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => Ok(()),
-        }
+        remove(&File::open(self.home_path(id))?, MEMORY)
     }
 
     /// Keeps a memory that could not be used, the last of them only, for people to look at.
@@ -209,13 +220,10 @@ impl Pool {
         }
     }
 
-    /// The machine's memory, if the home holds one: its size, and what it takes on disk. Synced.
-    pub(crate) fn machine_memory_on_disk(&self, id: &Id) -> io::Result<(u64, u64)> {
+    /// Returns when the machine's memory is on disk.
+    pub(crate) fn sync_machine_memory(&self, id: &Id) -> io::Result<()> {
         let home = File::open(self.home_path(id))?;
-        let memory = open_file(&home, MEMORY, OFlags::RDONLY)?;
-        memory.sync_all()?;
-        let found = memory.metadata()?;
-        Ok((found.len(), found.blocks() * 512))
+        open_file(&home, MEMORY, OFlags::RDONLY)?.sync_all()
     }
 
     /// What the home is. If it is a machine's, its disk has at least `size` bytes from now on.
@@ -382,5 +390,18 @@ fn open_file(home: &File, name: &str, flags: OFlags) -> io::Result<File> {
     match file.metadata()?.is_file() {
         true => Ok(file),
         false => Err(io::Error::other(format!("{name} is no file"))),
+    }
+}
+
+/// All that there is of memory in a copy of a machine's home.
+pub(super) fn remove_memories(copy: &File) -> io::Result<()> {
+    remove(copy, MEMORY)?;
+    remove(copy, BAD_MEMORY)
+}
+
+fn remove(home: &File, name: &str) -> io::Result<()> {
+    match rustix::fs::unlinkat(home, name, AtFlags::empty()) {
+        Err(e) if e != rustix::io::Errno::NOENT => Err(e.into()),
+        _ => Ok(()),
     }
 }

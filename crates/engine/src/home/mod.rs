@@ -257,9 +257,9 @@ impl Homes for Pool {
         self.blocking(|pool| pool.filesystem.space()).await
     }
 
-    async fn snapshot(&self, id: &Id, snapshot: &Id) -> Result<()> {
+    async fn snapshot(&self, id: &Id, snapshot: &Id, memory: bool) -> Result<()> {
         let (id, snapshot) = (id.clone(), snapshot.clone());
-        self.blocking(move |pool| pool.take_snapshot(&id, &snapshot))
+        self.blocking(move |pool| pool.take_snapshot(&id, &snapshot, memory))
             .await
     }
 

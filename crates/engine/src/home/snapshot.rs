@@ -8,15 +8,29 @@ use std::path::PathBuf;
 
 use dorm_sys::btrfs;
 
-use super::Pool;
+use super::{Pool, machine};
 use crate::{EngineError, Id, Result};
 
 impl Pool {
-    pub(super) fn take_snapshot(&self, id: &Id, snapshot: &Id) -> Result<()> {
+    pub(super) fn take_snapshot(&self, id: &Id, snapshot: &Id, memory: bool) -> Result<()> {
+        let failed = || self.no_space_or("cannot take the snapshot");
         let home = self.open_home(id)?;
         let into = self.directory("snapshots")?;
-        btrfs::snapshot(home.as_fd(), into.as_fd(), OsStr::new(snapshot.as_str()), true)
-            .map_err(self.no_space_or("cannot take the snapshot"))
+        let name = OsStr::new(snapshot.as_str());
+        let whole = memory || !self.is_machine(id)?;
+        btrfs::snapshot(home.as_fd(), into.as_fd(), name, whole).map_err(failed())?;
+        if whole {
+            return Ok(());
+        }
+        let without_memory = || {
+            let kept = File::open(self.filesystem.root.join("snapshots").join(name))?;
+            machine::remove_memories(&kept)?;
+            btrfs::set_read_only(kept.as_fd(), true)
+        };
+        without_memory().map_err(|e| {
+            let _ = btrfs::delete_subvolume(into.as_fd(), name);
+            failed()(e)
+        })
     }
 
     /// Makes a writable copy of a snapshot as `name` among the homes, for the agent `id`.

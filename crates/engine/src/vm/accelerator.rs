@@ -11,8 +11,11 @@ use crate::host::trial::{kvm_is_there, run_within};
 
 /// In the data directory: what was seen, and with what.
 const KEPT: &str = "vm.json";
+const KEPT_OF_EMULATION: &str = "vm-emulation.json";
 /// Where KVM runs an ordinary kernel at all, it does so in a fraction of this; elsewhere the test may hang.
 const PATIENCE: Duration = Duration::from_secs(4);
+/// An emulated kernel takes a few seconds, on a busy host many.
+const LONG_PATIENCE: Duration = Duration::from_secs(60);
 /// A machine that boots in this time is quick enough for whoever has not asked for one.
 pub(super) const QUICK: Duration = Duration::from_secs(1);
 /// What a kernel says that finds nothing to start.
@@ -47,8 +50,8 @@ impl Accelerator {
     }
 }
 
-/// What a test of KVM was done with: another kernel or QEMU may do better.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What a test was done with: another kernel or QEMU may do better.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Versions {
     pub(super) host: String,
     pub(super) qemu: String,
@@ -63,15 +66,45 @@ struct Kept {
 
 /// How long the processor itself takes to boot `kernel`, if it does. It is tried once, and then known from `data`.
 pub(super) fn kvm_boot(data: &Path, by: Versions, program: &Path, kernel: &Path) -> Option<Duration> {
-    known_or(data, by, kvm_is_there, || boot(program, kernel))
+    known_or(data, by, kvm_is_there, || {
+        boot(program, kernel, Accelerator::Kvm, PATIENCE)
+    })
+}
+
+/// Whether QEMU emulates a machine in which `kernel` boots; otherwise what it said. Once seen, it is known from `data`.
+pub(super) fn is_emulated(data: &Path, by: Versions, program: &Path, kernel: &Path) -> Result<(), String> {
+    let file = data.join(KEPT_OF_EMULATION);
+    if known(&file, &by).is_some() {
+        return Ok(());
+    }
+    match boot(program, kernel, Accelerator::Tcg, LONG_PATIENCE) {
+        Boot::Took(took) => {
+            keep(&file, by, Some(took));
+            Ok(())
+        }
+        Boot::Late(said) | Boot::Refused(said) => Err(format!("no kernel boots: {said}")),
+    }
 }
 
 /// What became of a boot.
 enum Boot {
     Took(Duration),
-    /// It was given up, for which a busy host may be the reason.
-    Late,
-    Refused,
+    /// It was given up, or could not be tried, for which a busy host may be the reason.
+    Late(String),
+    /// And what was said.
+    Refused(String),
+}
+
+fn known(file: &Path, by: &Versions) -> Option<Kept> {
+    let kept: Kept = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
+    (kept.by == *by).then_some(kept)
+}
+
+fn keep(file: &Path, by: Versions, took: Option<Duration>) {
+    let boot_ms = took.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
+    if let Ok(text) = serde_json::to_vec(&Kept { by, boot_ms }) {
+        let _ = fs::write(file, text);
+    }
 }
 
 fn known_or(
@@ -84,62 +117,53 @@ fn known_or(
         return None;
     }
     let file = data.join(KEPT);
-    let kept: Option<Kept> = fs::read(&file)
-        .ok()
-        .and_then(|text| serde_json::from_slice(&text).ok());
-    if let Some(kept) = kept.filter(|kept| kept.by == by) {
+    if let Some(kept) = known(&file, &by) {
         return kept.boot_ms.map(Duration::from_millis);
     }
     // The first time, all of it may have to come from the disk.
     let seen = match (boot(), &boot) {
         (Boot::Took(took), again) if took > QUICK => match again() {
             Boot::Took(better) => Boot::Took(better),
-            Boot::Late | Boot::Refused => Boot::Took(took),
+            Boot::Late(_) | Boot::Refused(_) => Boot::Took(took),
         },
-        (Boot::Late, again) => again(),
+        (Boot::Late(_), again) => again(),
         (seen, _) => seen,
     };
     let took = match seen {
         Boot::Took(took) => Some(took),
-        Boot::Refused => None,
+        Boot::Refused(_) => None,
         // To be tried again when it is needed next.
-        Boot::Late => return None,
+        Boot::Late(_) => return None,
     };
-    let boot_ms = took.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
-    if let Ok(text) = serde_json::to_vec(&Kept { by, boot_ms }) {
-        let _ = fs::write(file, text);
-    }
+    keep(&file, by, took);
     took
 }
 
 /// A machine without a disk is enough: it ends by itself, for want of anything to start.
-fn boot(program: &Path, kernel: &Path) -> Boot {
+fn boot(program: &Path, kernel: &Path, accelerator: Accelerator, patience: Duration) -> Boot {
+    let by = match accelerator {
+        Accelerator::Kvm => "kvm",
+        Accelerator::Tcg => "tcg",
+    };
     let mut qemu = Command::new(program);
     qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
-        .args([
-            "-machine",
-            "q35",
-            "-accel",
-            "kvm",
-            "-cpu",
-            Accelerator::Kvm.processor(),
-        ])
+        .args(["-machine", "q35", "-accel", by, "-cpu", accelerator.processor()])
         .args(["-m", "128M", "-serial", "stdio"])
         .args(["-append", "console=ttyS0 quiet panic=-1", "-kernel"])
         .arg(kernel);
-    match run_within(&qemu, PATIENCE) {
+    match run_within(&qemu, patience) {
         Ok((said, took)) if String::from_utf8_lossy(&said.stdout).contains(BOOTED) => Boot::Took(took),
-        Ok((said, _)) => {
+        Ok((said, took)) => {
             let words = String::from_utf8_lossy(&said.stderr).trim().to_owned();
-            tracing::debug!(words, "KVM does not boot a kernel here");
+            tracing::debug!(words, by, "no kernel boots here");
             match said.status.code() {
-                Some(_) => Boot::Refused,
-                None => Boot::Late,
+                Some(_) => Boot::Refused(words),
+                None => Boot::Late(format!("QEMU was killed after {} s", took.as_secs())),
             }
         }
         Err(error) => {
-            tracing::debug!(%error, "KVM cannot be tried");
-            Boot::Late
+            tracing::debug!(%error, by, "QEMU cannot be tried");
+            Boot::Late(error.to_string())
         }
     }
 }
@@ -161,7 +185,10 @@ mod tests {
     #[test]
     fn what_was_seen_once_is_known_until_something_else_is_there() {
         let data = tempfile::tempdir().unwrap();
-        let times = RefCell::new(vec![Boot::Refused, Boot::Took(Duration::from_millis(400))]);
+        let times = RefCell::new(vec![
+            Boot::Refused(String::new()),
+            Boot::Took(Duration::from_millis(400)),
+        ]);
         let look = |by| known_or(data.path(), by, || true, || times.borrow_mut().pop().unwrap());
         assert_eq!(look(versions("7.2")), Some(Duration::from_millis(400)));
         assert_eq!(look(versions("7.2")), Some(Duration::from_millis(400)));
@@ -171,9 +198,29 @@ mod tests {
     }
 
     #[test]
+    fn a_qemu_that_boots_nothing_is_asked_each_time_what_it_says_and_one_that_does_once() {
+        use std::os::unix::fs::PermissionsExt;
+        let data = tempfile::tempdir().unwrap();
+        let program = data.path().join("qemu");
+        let look = || is_emulated(data.path(), versions("7.2"), &program, Path::new("kernel"));
+        let answer = |script: &str| {
+            fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        answer("echo 'no such machine' >&2; exit 1");
+        assert_eq!(look().unwrap_err(), "no kernel boots: no such machine");
+        answer("echo 'Kernel panic - not syncing'");
+        assert_eq!(look(), Ok(()));
+        fs::remove_file(&program).unwrap();
+        assert_eq!(look(), Ok(()), "it is known");
+        let newer = is_emulated(data.path(), versions("10.0"), &program, Path::new("kernel"));
+        assert!(newer.is_err(), "of another version it is not");
+    }
+
+    #[test]
     fn a_slow_first_boot_is_tried_again() {
         let data = tempfile::tempdir().unwrap();
-        for first in [Boot::Took(Duration::from_millis(1300)), Boot::Late] {
+        for first in [Boot::Took(Duration::from_millis(1300)), Boot::Late(String::new())] {
             let times = RefCell::new(vec![Boot::Took(Duration::from_millis(300)), first]);
             let boot = || times.borrow_mut().pop().unwrap();
             let seen = known_or(data.path(), versions("7.2"), || true, boot);
@@ -195,7 +242,12 @@ mod tests {
     fn a_host_that_was_too_busy_is_asked_again() {
         let data = tempfile::tempdir().unwrap();
         assert_eq!(
-            known_or(data.path(), versions("7.2"), || true, || Boot::Late),
+            known_or(
+                data.path(),
+                versions("7.2"),
+                || true,
+                || Boot::Late(String::new())
+            ),
             None
         );
         let quick = || Boot::Took(Duration::from_millis(300));

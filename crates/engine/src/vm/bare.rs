@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use dorm_proto::vm::Order;
+use tempfile::TempDir;
 use tokio::net::UnixStream;
 
 use super::checkpoint::{HARDWARE, STATE};
@@ -40,40 +41,70 @@ impl BareQemu {
         })
     }
 
-    /// How long a plain QEMU takes to bring back a machine whose state is in `image`, until its guest answers. It is given copies
-    /// of the files in the home of `id`, which stay as they are.
-    pub async fn restore(&self, id: &Id, image: &Path) -> io::Result<Duration> {
+    /// How long a plain QEMU takes to bring back a machine whose state is in `image`, until its guest answers, and then to save it again.
+    /// It is given copies of the files in the home of `id`, which stay as they are.
+    pub async fn restore(&self, id: &Id, image: &Path) -> io::Result<(Duration, Duration)> {
+        let folder = self.copies(id, &[DISK, MEMORY])?;
+        let state = File::open(image.join(STATE))?;
+        let (saved, memory) = (
+            File::create(folder.path().join(STATE))?,
+            File::open(folder.path().join(in_home(MEMORY)))?,
+        );
+        let begun = Instant::now();
+        let machine = self.start(id, image, folder.path(), true)?;
+        let measured = within(async {
+            let mut monitor = machine.monitor().await?;
+            monitor.load(&state).await?;
+            monitor.go_on().await?;
+            let link = machine.link().await?;
+            link.have_done(&Order::Clock { now_ms: now_ms() }).await?;
+            let restored = begun.elapsed();
+            monitor.stop().await?;
+            let begun = Instant::now();
+            monitor.save(&saved).await?;
+            saved.sync_all()?;
+            memory.sync_all()?;
+            Ok((restored, begun.elapsed()))
+        });
+        let measured = measured.await;
+        machine.end().await?;
+        measured
+    }
+
+    /// How long a plain QEMU takes to boot a machine like the one whose state is in `image`, until its guest speaks.
+    pub async fn boot(&self, id: &Id, image: &Path) -> io::Result<Duration> {
+        let folder = self.copies(id, &[DISK])?;
+        File::create(folder.path().join(in_home(MEMORY)))?.set_len(hardware_of(image)?.memory)?;
+        let begun = Instant::now();
+        let machine = self.start(id, image, folder.path(), false)?;
+        let spoken = within(async { machine.link().await.map(|_| begun.elapsed()) }).await;
+        machine.end().await?;
+        spoken
+    }
+
+    fn copies(&self, id: &Id, names: &[&str]) -> io::Result<TempDir> {
         let pool = self.data.join("pool");
         let folder = tempfile::Builder::new().prefix("bench-").tempdir_in(&pool)?;
-        for name in [DISK, MEMORY].map(|name| name.trim_start_matches('/')) {
+        for name in names.iter().map(|name| in_home(name)) {
             let from = File::open(pool.join("homes").join(id.as_str()).join(name))?;
             rustix::fs::ioctl_ficlone(File::create(folder.path().join(name))?, &from)?;
         }
-        let hardware: Hardware = serde_json::from_slice(&std::fs::read(image.join(HARDWARE))?)?;
+        Ok(folder)
+    }
+
+    fn start(&self, id: &Id, image: &Path, folder: &Path, waiting: bool) -> io::Result<BareMachine> {
+        let hardware = hardware_of(image)?;
         let prefix = format!("dorm-bench-{id}-");
         // A state is of a machine whose interface can do what a tap can. This one is in nobody's network.
         let tap = dorm_sys::tap::make(INTERFACE)?;
         rustix::io::fcntl_setfd(&tap, rustix::io::FdFlags::empty())?;
-        let arguments = self.arguments(&hardware, folder.path(), &prefix, tap.as_raw_fd())?;
-        let state = File::open(image.join(STATE))?;
-
-        let begun = Instant::now();
-        let mut process = tokio::process::Command::new(&self.qemu.program)
+        let arguments = self.arguments(&hardware, folder, &prefix, tap.as_raw_fd(), waiting)?;
+        let process = tokio::process::Command::new(&self.qemu.program)
             .args(arguments)
             .stdin(std::process::Stdio::null())
             .kill_on_drop(true)
             .spawn()?;
-        let answered = tokio::time::timeout(WITHIN, async {
-            let mut monitor = Monitor::open(connect(&format!("{prefix}{MONITOR_SOCKET}")).await?).await?;
-            monitor.load(&state).await?;
-            monitor.go_on().await?;
-            let link = Link::begin(connect(&format!("{prefix}{GUEST_SOCKET}")).await?).await?;
-            link.have_done(&Order::Clock { now_ms: now_ms() }).await
-        });
-        let answered = answered.await.unwrap_or_else(|late| Err(late.into()));
-        let took = begun.elapsed();
-        process.kill().await?;
-        answered.map(|()| took)
+        Ok(BareMachine { prefix, process })
     }
 
     /// Those that dorm gives it, but for where its files are.
@@ -83,6 +114,7 @@ impl BareQemu {
         folder: &Path,
         prefix: &str,
         tap: i32,
+        waiting: bool,
     ) -> io::Result<Vec<String>> {
         let initrd = std::fs::read_dir(self.data.join("guests"))?
             .filter_map(|entry| Some(entry.ok()?.path()))
@@ -91,11 +123,15 @@ impl BareQemu {
                     .is_some_and(|name| name.as_encoded_bytes().starts_with(b"initrd-"))
             })
             .ok_or(io::ErrorKind::NotFound)?;
-        let modules = self.qemu.modules.clone().unwrap_or_default();
+        let modules = match hardware.modules {
+            true => self.qemu.modules_of(hardware.kernel.as_deref()),
+            false => Ok(PathBuf::new()),
+        };
+        let modules = modules.map_err(io::Error::other)?;
         let here = |path: &str, place: &Path| (format!("={path},"), format!("={},", place.display()));
         let within = [
-            here(DISK, &folder.join(DISK.trim_start_matches('/'))),
-            here(MEMORY, &folder.join(MEMORY.trim_start_matches('/'))),
+            here(DISK, &folder.join(in_home(DISK))),
+            here(MEMORY, &folder.join(in_home(MEMORY))),
             here(MODULES, &modules),
             (
                 format!("path={GUEST_SOCKET}"),
@@ -108,10 +144,10 @@ impl BareQemu {
             (format!("fd={TAP_FD}"), format!("fd={tap}")),
         ];
         let told = hardware
-            .arguments(true)
+            .arguments(waiting)
             .into_iter()
             .map(|argument| match argument.as_str() {
-                KERNEL => self.qemu.kernel.display().to_string(),
+                KERNEL => self.qemu.kernel().display().to_string(),
                 INITRD => initrd.display().to_string(),
                 _ => within
                     .iter()
@@ -119,6 +155,38 @@ impl BareQemu {
             });
         Ok(told.collect())
     }
+}
+
+struct BareMachine {
+    prefix: String,
+    process: tokio::process::Child,
+}
+
+impl BareMachine {
+    async fn monitor(&self) -> io::Result<Monitor> {
+        Monitor::open(connect(&format!("{}{MONITOR_SOCKET}", self.prefix)).await?).await
+    }
+
+    async fn link(&self) -> io::Result<Link> {
+        Link::begin(connect(&format!("{}{GUEST_SOCKET}", self.prefix)).await?).await
+    }
+
+    async fn end(mut self) -> io::Result<()> {
+        self.process.kill().await
+    }
+}
+
+async fn within<T>(measured: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let done = tokio::time::timeout(WITHIN, measured).await;
+    done.unwrap_or_else(|late| Err(late.into()))
+}
+
+fn hardware_of(image: &Path) -> io::Result<Hardware> {
+    Ok(serde_json::from_slice(&std::fs::read(image.join(HARDWARE))?)?)
+}
+
+fn in_home(path: &str) -> &str {
+    path.trim_start_matches('/')
 }
 
 /// As soon as it is there.

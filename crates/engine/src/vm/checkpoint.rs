@@ -17,7 +17,7 @@ use super::start::{READY_WITHIN, entropy};
 use crate::criu::manifest::Manifest;
 use crate::host::image::Unfinished;
 use crate::host::{LiveBox, ended, failed, record_of};
-use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, MemoryImage, Result};
+use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, Result};
 
 /// The state of the devices, as QEMU writes it.
 pub(super) const STATE: &str = "state";
@@ -55,12 +55,9 @@ impl Vm {
         let (guest_hash, uid_base) = (live.guest_hash.clone(), live.uid_base);
         Ok(Dumped::new(async move {
             let committed = tokio::task::spawn_blocking(move || {
-                let (_, memory) = pool.machine_memory_on_disk(&id)?;
-                let image = Manifest::commit(&unfinished.0, &image, &guest_hash, uid_base, &version)?;
-                Ok(MemoryImage {
-                    size: image.size + memory,
-                    ..image
-                })
+                // It counts with the home's files, of which it is one.
+                pool.sync_machine_memory(&id)?;
+                Manifest::commit(&unfinished.0, &image, &guest_hash, uid_base, &version)
             });
             let committed = committed.await.unwrap_or_else(|e| Err(io::Error::other(e)));
             committed.map_err(failed())

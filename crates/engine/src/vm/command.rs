@@ -23,6 +23,9 @@ pub(crate) struct Hardware {
     /// Whether it has a second disk, with the modules of its kernel.
     #[serde(default)]
     pub(crate) modules: bool,
+    /// Which kernel was booted in it, whose modules they are. Unknown of machines of earlier versions.
+    #[serde(default)]
+    pub(crate) kernel: Option<String>,
     /// Whether it has a port to a file server for its volumes.
     #[serde(default)]
     pub(crate) volumes: bool,
@@ -135,6 +138,7 @@ mod tests {
             processors: 2,
             memory: 256 << 20,
             modules,
+            kernel: None,
             volumes: false,
         }
     }

@@ -17,11 +17,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use async_trait::async_trait;
 use dorm_sys::confine::SystemCallFilter;
 use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
 
 use self::accelerator::Accelerator;
 use self::link::Link;
 use self::monitor::Monitor;
 use self::qemu::Qemu;
+use self::start::no_engine;
 use crate::engines::Kind;
 use crate::host::{Host, LiveBox};
 use crate::{About, BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result, about};
@@ -53,17 +55,31 @@ pub(crate) struct Vm {
     files: volumes::Servers,
 }
 
+/// How many connections to ports may wait for an answer at once. Of streams that the guest has said nothing on there can be 256, and a
+/// program that accepts nothing must not take all of them.
+const CONNECTING: usize = 128;
+
 /// What is known of the guest of a machine, beside what the host keeps.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Talk {
     /// Of the process that runs the machine.
     pid: i32,
     link: tokio::sync::Mutex<Option<Arc<Link>>>,
     /// The ports that were listened on when the machine was stopped.
     listening: Mutex<Vec<Listening>>,
+    connecting: Semaphore,
 }
 
 impl Talk {
+    fn with(pid: i32) -> Self {
+        Self {
+            pid,
+            link: tokio::sync::Mutex::default(),
+            listening: Mutex::default(),
+            connecting: Semaphore::new(CONNECTING),
+        }
+    }
+
     fn is_over(&self) -> bool {
         let link = self.link.try_lock();
         link.is_ok_and(|link| link.as_ref().is_some_and(|link| link.is_over()))
@@ -105,12 +121,17 @@ impl Vm {
         }
         // A good time to forget those of boxes that are gone.
         talks.retain(|_, talk| !talk.is_over());
-        let talk = Arc::new(Talk {
-            pid: live.process.pid,
-            ..Talk::default()
-        });
+        let talk = Arc::new(Talk::with(live.process.pid));
         talks.insert(live.id.clone(), Arc::clone(&talk));
         talk
+    }
+
+    /// See [`Qemu::boots`].
+    pub(crate) async fn boots(&self) -> Result<()> {
+        let (qemu, data) = (self.usable_qemu()?.clone(), self.data.clone());
+        let seen = tokio::task::spawn_blocking(move || qemu.boots(&data)).await;
+        let seen = seen.unwrap_or_else(|error| Err(error.to_string()));
+        seen.map_err(no_engine)
     }
 
     /// See [`Qemu::is_quick`].
@@ -207,5 +228,7 @@ impl Kind for Vm {
 
 /// What this host has for machines, or what is missing, in words.
 pub(crate) fn look(data: &Path) -> Result<String, String> {
-    Qemu::find(data).map(|qemu| qemu.describe())
+    let qemu = Qemu::find(data)?;
+    qemu.boots(data)?;
+    Ok(qemu.describe())
 }

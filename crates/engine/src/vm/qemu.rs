@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::accelerator::{Accelerator, QUICK, Versions, kvm_boot};
+use super::accelerator::{Accelerator, QUICK, Versions, is_emulated, kvm_boot};
 use super::cpio::Archive;
 use crate::guest_binary::GuestBinary;
 use dorm_proto::vm::{INIT, LATER_MODULES, MODULES};
 
-/// What `scripts/setup-vm` fetched.
+/// What `scripts/setup-vm` fetched: a folder for each kernel, which never changes, and a link to the one to start machines with.
 const KERNELS: &str = "/usr/local/lib/dorm/vm";
+const CURRENT: &str = "current";
 const PROGRAM: &str = "qemu-system-x86_64";
 const FIX: &str = "scripts/setup-vm installs it";
 
@@ -24,10 +25,9 @@ pub(crate) struct Qemu {
     pub(crate) machine: String,
     /// How long the processor itself takes to boot the kernel, where it does.
     kvm_boot: Option<Duration>,
-    pub(crate) kernel: PathBuf,
+    /// The folder of kernels.
+    kernels: PathBuf,
     pub(crate) kernel_version: String,
-    /// A disk with all the modules of the kernel, where the set-up made one.
-    pub(crate) modules: Option<PathBuf>,
 }
 
 impl Qemu {
@@ -39,32 +39,82 @@ impl Qemu {
             .map(|folder| folder.join(PROGRAM))
             .find(|program| program.is_file())
             .ok_or_else(|| format!("{PROGRAM} is not installed; {FIX}"))?;
-        let kernel = Path::new(KERNELS).join("kernel");
-        if !kernel.is_file() {
-            return Err(format!("there is no kernel for machines in {KERNELS}; {FIX}"));
-        }
+        let kernels = PathBuf::from(KERNELS);
+        let current = fs::read_link(kernels.join(CURRENT)).ok();
+        let kernel_version = current
+            .and_then(|folder| folder.into_os_string().into_string().ok())
+            .filter(|version| kernels.join(version).join("kernel").is_file())
+            .ok_or_else(|| format!("there is no kernel for machines in {KERNELS}; {FIX}"))?;
         let version = say(&program, "--version")?;
         let machines = say(&program, "-machine=help")?;
         let version = version_in(&version).unwrap_or_else(|| "of an unknown version".to_owned());
-        let kernel_version = fs::read_to_string(Path::new(KERNELS).join("version")).unwrap_or_default();
-        let kernel_version = kernel_version
-            .trim()
-            .trim_start_matches("linux-image-")
-            .to_owned();
-        let versions = Versions {
-            host: rustix::system::uname().release().to_string_lossy().into_owned(),
-            qemu: version.clone(),
-            kernel: kernel_version.clone(),
-        };
-        Ok(Self {
+        let mut found = Self {
             version,
             machine: newest_machine(&machines).ok_or("QEMU has no machine q35")?,
-            kvm_boot: kvm_boot(data, versions, &program, &kernel),
-            modules: Some(Path::new(KERNELS).join("modules")).filter(|disk| disk.is_file()),
-            kernel,
+            kvm_boot: None,
+            kernels,
             kernel_version,
             program,
-        })
+        };
+        found.kvm_boot = kvm_boot(data, found.versions(), &found.program, &found.kernel());
+        Ok(found)
+    }
+
+    fn versions(&self) -> Versions {
+        Versions {
+            host: rustix::system::uname().release().to_string_lossy().into_owned(),
+            qemu: self.version.clone(),
+            kernel: self.kernel_version.clone(),
+        }
+    }
+
+    /// Of the kernel to start machines with.
+    fn file(&self, name: &str) -> PathBuf {
+        self.kernels.join(&self.kernel_version).join(name)
+    }
+
+    pub(crate) fn kernel(&self) -> PathBuf {
+        self.file("kernel")
+    }
+
+    /// The disk with all the modules of `kernel`. A machine that went on with another would read nonsense where it has read its own; so would one
+    /// of an earlier version, which does not say what it has booted, where several might be it.
+    pub(crate) fn modules_of(&self, kernel: Option<&str>) -> Result<PathBuf, String> {
+        let kernel = match kernel {
+            Some(kernel) => kernel,
+            None if self.is_only() => &self.kernel_version,
+            None => {
+                return Err(format!(
+                    "it does not say which of the kernels in {KERNELS} it has booted"
+                ));
+            }
+        };
+        let disk = self.kernels.join(kernel).join("modules");
+        match disk.is_file() && !kernel.contains('/') {
+            true => Ok(disk),
+            false => Err(format!(
+                "the modules of its kernel, {kernel}, are gone from {KERNELS}"
+            )),
+        }
+    }
+
+    fn is_only(&self) -> bool {
+        let all = fs::read_dir(&self.kernels).into_iter().flatten().flatten();
+        let others = all.map(|entry| entry.file_name());
+        others.filter(|name| name != CURRENT).count() == 1
+    }
+
+    /// Whether a machine has been seen to boot. That QEMU tells its version does not mean that it can run one.
+    pub(crate) fn boots(&self, data: &Path) -> Result<(), String> {
+        match self.accelerator() {
+            Accelerator::Kvm => Ok(()),
+            Accelerator::Tcg => {
+                let seen = is_emulated(data, self.versions(), &self.program, &self.kernel());
+                seen.map_err(|reason| {
+                    format!("{} does not work here: {reason}; {FIX}", self.program.display())
+                })
+            }
+        }
     }
 
     pub(crate) fn accelerator(&self) -> Accelerator {
@@ -114,7 +164,7 @@ impl Qemu {
         for (from, to) in [("early", MODULES), ("later", LATER_MODULES)] {
             let to = to.trim_start_matches('/');
             archive.folder(to);
-            for entry in fs::read_dir(Path::new(KERNELS).join(from))? {
+            for entry in fs::read_dir(self.file(from))? {
                 let entry = entry?;
                 let name = entry.file_name();
                 archive.file(
@@ -173,21 +223,46 @@ mod tests {
         assert_eq!(newest_machine("none             empty machine\n"), None);
     }
 
+    fn found(version: &str, kvm_boot: Option<Duration>, kernels: &Path) -> Qemu {
+        Qemu {
+            program: PROGRAM.into(),
+            version: version.to_owned(),
+            machine: "pc-q35-7.2".to_owned(),
+            kvm_boot,
+            kernels: kernels.to_owned(),
+            kernel_version: "6.1".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_machine_goes_on_with_the_modules_of_its_own_kernel_or_not_at_all() {
+        let kernels = tempfile::tempdir().unwrap();
+        let fetch = |version: &str| {
+            fs::create_dir(kernels.path().join(version)).unwrap();
+            let disk = kernels.path().join(version).join("modules");
+            fs::write(&disk, version).unwrap();
+            disk
+        };
+        let newest = fetch("6.1");
+        std::os::unix::fs::symlink("6.1", kernels.path().join(CURRENT)).unwrap();
+        let qemu = found("7.2", None, kernels.path());
+        assert_eq!(qemu.modules_of(Some("6.1")), Ok(newest.clone()));
+        assert_eq!(qemu.modules_of(None), Ok(newest.clone()));
+        let gone = qemu.modules_of(Some("6.0")).unwrap_err();
+        assert!(gone.contains("6.0, are gone"), "{gone}");
+        assert!(qemu.modules_of(Some("6.0/../6.1")).is_err());
+
+        let older = fetch("6.0");
+        assert_eq!(qemu.modules_of(Some("6.0")), Ok(older));
+        assert_eq!(qemu.modules_of(Some("6.1")), Ok(newest));
+        let unknown = qemu.modules_of(None).unwrap_err();
+        assert!(unknown.contains("which of the kernels"), "{unknown}");
+    }
+
     /// What was measured of machines is believed as long as this is told.
     #[test]
     fn what_is_told_of_machines_changes_with_their_versions_and_their_accelerator_alone() {
-        let told = |version: &str, kvm_boot: Option<Duration>| {
-            let qemu = Qemu {
-                program: PROGRAM.into(),
-                version: version.to_owned(),
-                machine: "pc-q35-7.2".to_owned(),
-                kvm_boot,
-                kernel: "kernel".into(),
-                kernel_version: "6.1".to_owned(),
-                modules: None,
-            };
-            qemu.describe()
-        };
+        let told = |version: &str, kvm_boot| found(version, kvm_boot, Path::new(KERNELS)).describe();
         let now = told("7.2.22", None);
         assert_eq!(now, "QEMU 7.2.22, pc-q35-7.2, kernel 6.1; emulation (tcg): slow");
         assert_ne!(now, told("7.2.23", None));

@@ -82,6 +82,9 @@ impl Vm {
 
     pub(super) async fn connect_to(&self, live: &LiveBox, port: u16) -> Result<Box<dyn GuestStream>> {
         let failed = || EngineError::io("cannot reach a port of the box");
+        let talk = self.talk(live);
+        let turn = tokio::time::timeout(WITHIN, talk.connecting.acquire()).await;
+        let _turn = turn.map_err(|_| failed()(too_late()))?;
         let link = self.link(live, WITHIN).await.map_err(failed())?;
         let mut stream = in_time(&link, link.stream(&Order::Port { port }))
             .await

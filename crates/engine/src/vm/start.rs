@@ -39,7 +39,8 @@ impl Vm {
             accelerator: qemu.accelerator(),
             processors: spec.limits.cpu_millis.div_ceil(1000).max(1),
             memory: spec.limits.memory.max(LEAST_MEMORY) >> 20 << 20,
-            modules: qemu.modules.is_some(),
+            modules: qemu.modules_of(Some(&qemu.kernel_version)).is_ok(),
+            kernel: Some(qemu.kernel_version.clone()),
             volumes: !spec.volumes.is_empty(),
         };
         let pool = &self.host.pool;
@@ -73,10 +74,7 @@ impl Vm {
     }
 
     pub(super) fn usable_qemu(&self) -> Result<&Qemu> {
-        self.qemu().map_err(|reason| EngineError::NoEngine {
-            isolation: Isolation::Vm,
-            reason,
-        })
+        self.qemu().map_err(no_engine)
     }
 
     /// Starts QEMU on the disk and the memory of the home. `guest` is the hash of the guest that runs there, or will.
@@ -90,29 +88,22 @@ impl Vm {
     ) -> Result<Launched> {
         let pool = &self.host.pool;
         let group = self.group(spec, hardware)?;
-        let lacks = match hardware.accelerator {
-            _ if hardware.modules && qemu.modules.is_none() => {
-                Some("the disk with the modules of the kernel is gone; scripts/setup-vm makes it")
-            }
-            Accelerator::Kvm if qemu.accelerator() != Accelerator::Kvm => {
-                Some("it was saved on a host with KVM, which does not work here")
-            }
-            Accelerator::Kvm | Accelerator::Tcg => None,
-        };
-        if let Some(reason) = lacks {
-            return Err(EngineError::NoEngine {
-                isolation: Isolation::Vm,
-                reason: reason.to_owned(),
-            });
+        if hardware.accelerator == Accelerator::Kvm && qemu.accelerator() != Accelerator::Kvm {
+            let reason = "it was saved on a host with KVM, which does not work here";
+            return Err(no_engine(reason.to_owned()));
         }
+        let modules = match hardware.modules {
+            true => Some(qemu.modules_of(hardware.kernel.as_deref()).map_err(no_engine)?),
+            false => None,
+        };
         let machine = Machine {
             program: qemu.program.clone(),
             arguments: hardware.arguments(waiting),
-            kernel: qemu.kernel.clone(),
+            kernel: qemu.kernel(),
             initrd: qemu
                 .initrd(&self.host.guest)
                 .map_err(|e| failed("was given its first files")(e.into()))?,
-            modules: qemu.modules.clone().filter(|_| hardware.modules),
+            modules,
             kvm: hardware.accelerator == Accelerator::Kvm,
             interface: self.host.network.machine_interface(&spec.id),
         };
@@ -218,6 +209,13 @@ impl Vm {
             }
             None => error.to_string(),
         }
+    }
+}
+
+pub(super) fn no_engine(reason: String) -> EngineError {
+    EngineError::NoEngine {
+        isolation: Isolation::Vm,
+        reason,
     }
 }
 

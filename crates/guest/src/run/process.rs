@@ -20,6 +20,7 @@ pub(crate) struct Run {
     pub(crate) pid: i32,
     pub(crate) tag: Option<String>,
     pub(crate) keep: bool,
+    pub(super) keeps_awake: bool,
     pub(crate) output: Arc<Output>,
     pub(super) config: ProcessConfig,
     pub(super) user: String,
@@ -112,6 +113,7 @@ impl Run {
             signal: end.map_or(0, |e| e.event.signal),
             timed_out: end.is_some_and(|e| e.event.timed_out),
             pty: self.terminal.is_some(),
+            keeps_awake: Some(self.keeps_awake),
             ..Default::default()
         }
     }

@@ -115,6 +115,7 @@ pub(super) fn start(
         pid,
         tag: request.tag.clone().filter(|t| !t.is_empty()),
         keep: request.keep,
+        keeps_awake: request.keeps_awake.unwrap_or(true),
         config: config.clone(),
         user: user.name.clone(),
         started_ms: sys::now_ms(),

@@ -139,6 +139,7 @@ fn config() -> Vec<u8> {
         start_command: Some(dorm_proto::boot::Command {
             command: "echo begun; exec sleep 100".into(),
             user: None,
+            keeps_awake: false,
         }),
         ..Default::default()
     };
@@ -173,6 +174,8 @@ fn process_1_boots_serves_reaps_and_stops() {
     guest
         .stream("process.Process/Connect", &replay, &[])
         .until("begun\n");
+    let runs = guest.call("process.Process/List", &json!({}));
+    assert_eq!(runs["processes"][0]["keepsAwake"], false, "{runs}");
 
     guest.shell("for i in 1 2 3 4 5; do (setsid sh -c 'sleep 0.0$0; exit $0' $i &) ; done");
     eventually("orphans are reaped", || {

@@ -54,6 +54,23 @@ fn a_kept_runs_output_is_there_for_whoever_comes_later() {
 }
 
 #[test]
+fn a_run_is_work_unless_it_says_that_it_is_a_service() {
+    let guest = Guest::start();
+    for (asked, said) in [
+        (json!({}), true),
+        (json!({"tag": "start"}), true),
+        (json!({"keepsAwake": true}), true),
+        (json!({"keepsAwake": false}), false),
+    ] {
+        let (_, run_id) = guest.start_run(&with(shell("sleep 60"), asked.clone())).started();
+        let list = guest.call("process.Process/List", &json!({}));
+        let runs = list["processes"].as_array().unwrap();
+        let run = runs.iter().find(|run| run["runId"] == *run_id).unwrap();
+        assert_eq!(run["keepsAwake"], said, "{asked}");
+    }
+}
+
+#[test]
 fn a_kept_run_is_joined_in_the_middle() {
     let guest = Guest::start();
     let script = "echo first; read -r line; echo second";

@@ -108,7 +108,7 @@ async fn show_why(
             durable_after: why.times.durable.map(|time| time.as_secs_f64()),
             hibernate_after: why.times.hibernate.map(|time| time.as_secs_f64()),
         },
-        files: why.files.to_owned(),
+        files: why.files,
         memory: why.memory,
         setback: why.setback.map(|note| Setback {
             time: note.time,

@@ -477,8 +477,11 @@ pub struct Recipe {
     /// User of runs that name none; `root` if absent. Made if the template has none of that name.
     pub user: Option<String>,
     pub workdir: Option<String>,
-    /// Shell command that runs in every box of this template.
+    /// Shell command that runs in every box of this template. It is a service: it does not keep an agent awake.
     pub start: Option<String>,
+    /// Whether it does, all the same. Absent: what the template that this one is made from says of the same command, or no.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_keeps_awake: Option<bool>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -507,6 +510,8 @@ pub struct Template {
     pub workdir: Option<String>,
     pub env: BTreeMap<String, String>,
     pub start: Option<String>,
+    #[serde(default)]
+    pub start_keeps_awake: bool,
     /// Bytes of files in it.
     pub size: u64,
     /// Agents made from it.

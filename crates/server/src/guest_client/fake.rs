@@ -25,8 +25,8 @@ pub(crate) struct Asked {
     pub(crate) files: Vec<(String, Vec<u8>)>,
     /// Who guests were told to be.
     pub(crate) introduced: Vec<Value>,
-    /// Runs that are listed, with their tags.
-    pub(crate) in_progress: Vec<(String, Option<String>)>,
+    /// Runs that are listed, as a guest does.
+    pub(crate) in_progress: Vec<Value>,
 }
 
 #[derive(Clone)]
@@ -64,14 +64,12 @@ impl FakeGuests {
         look(&self.asked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn now_running(&self, runs: &[(&str, Option<&str>)]) {
-        let runs = runs
-            .iter()
-            .map(|(id, tag)| ((*id).to_owned(), tag.map(str::to_owned)));
+    /// Runs as a guest lists them.
+    pub(crate) fn now_running(&self, runs: &[Value]) {
         self.asked
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .in_progress = runs.collect();
+            .in_progress = runs.to_vec();
     }
 
     async fn handle(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
@@ -97,11 +95,7 @@ impl FakeGuests {
         }
         if parts.uri.path() == "/process.Process/List" {
             let runs = self.asked(|asked| asked.in_progress.clone());
-            let listed: Vec<_> = runs
-                .iter()
-                .map(|(id, tag)| json!({"runId": id, "tag": tag}))
-                .collect();
-            return Response::new(Full::from(json!({ "processes": listed }).to_string()));
+            return Response::new(Full::from(json!({ "processes": runs }).to_string()));
         }
         let request: Value = serde_json::from_slice(&body[5..]).expect("a JSON message");
         let args = request["process"]["args"].as_array().cloned().unwrap_or_default();

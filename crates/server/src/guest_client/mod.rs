@@ -206,6 +206,15 @@ impl GuestClient {
 pub struct ListedRun {
     pub run_id: String,
     pub tag: Option<String>,
+    keeps_awake: Option<bool>,
+}
+
+impl ListedRun {
+    /// A guest that does not say so may only have one service, the template's start command.
+    pub fn keeps_awake(&self) -> bool {
+        self.keeps_awake
+            .unwrap_or_else(|| self.tag.as_deref() != Some("start"))
+    }
 }
 
 #[derive(Default, Deserialize)]

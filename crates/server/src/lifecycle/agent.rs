@@ -1,7 +1,7 @@
 //! An agent as the rest of the server holds it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -47,6 +47,8 @@ pub struct Agent {
     /// When its box was last started from its files.
     started: Mutex<Option<Instant>>,
     /// Nothing was seen of it since.
+    /// See [`super::go_on`].
+    pub(super) goes_on: AtomicBool,
     quiet_since: Mutex<Instant>,
 }
 
@@ -119,6 +121,7 @@ impl Agent {
             inbox: Mutex::default(),
             bell: Notify::new(),
             open: AtomicUsize::new(0),
+            goes_on: AtomicBool::new(record.goes_on),
             links: Links::default(),
             port_links: Links::default(),
             lag: Lag::default(),
@@ -168,11 +171,13 @@ impl Agent {
 
     /// Returns when it is frozen.
     pub async fn pause(self: &Arc<Self>) -> Result<(), Trouble> {
+        self.set_goes_on(false).await?;
         self.ask(Request::Pause).await
     }
 
     /// Returns when its memory is on disk for good, and its processes are gone.
     pub async fn hibernate(self: &Arc<Self>, why: &str) -> Result<(), Trouble> {
+        self.set_goes_on(false).await?;
         self.ask(Request::Hibernate { why: why.to_owned() }).await
     }
 
@@ -201,6 +206,7 @@ impl Agent {
 
     /// Returns when nothing of the box is left. An ephemeral agent is then gone.
     pub async fn stop(self: &Arc<Self>, grace: Option<Duration>) -> Result<(), Trouble> {
+        self.set_goes_on(false).await?;
         self.ask(Request::Stop {
             grace: grace.unwrap_or(self.ctx.stop_grace),
         })
@@ -468,6 +474,7 @@ impl Agent {
                 start_command: start_command.map(|command| Command {
                     command,
                     user: defaults.user.clone(),
+                    keeps_awake: defaults.start_keeps_awake,
                 }),
                 nameservers: self.ctx.nameservers.clone(),
             },

@@ -28,6 +28,9 @@ impl Agent {
         let had_memory = self.published().current_box.is_some() || self.current_image().is_some();
         let grace = self.ctx.stop_grace;
         let converted = self.ask(Request::Convert { to, grace }).await;
+        if matches!(converted, Err(Trouble::Refused(_))) {
+            return converted;
+        }
         if had_memory && matches!(self.state(), State::Stopped | State::Failed) {
             let started = self.ensure_running().await;
             return converted.and(started);

@@ -99,6 +99,17 @@ pub(super) async fn discard(agent: &Agent, image: &Id) {
     discard_of(&agent.ctx, &agent.profile.id, image).await;
 }
 
+/// All that is on disk of the memory of an agent that has only files from now on, which the records know. What is left of it, the next
+/// start removes.
+pub(super) async fn give_up(agent: &Agent) {
+    if let Some(image) = agent.set_image(None) {
+        discard(agent, &image.id).await;
+    }
+    if let Err(error) = agent.ctx.engine.forget_memory(&agent.profile.id).await {
+        tracing::warn!(agent = %agent.profile.name, %error, "what was in its memory is left on disk");
+    }
+}
+
 pub(super) async fn discard_of(ctx: &Context, agent: &Id, image: &Id) {
     remove(&path_of(ctx, agent, image)).await;
 }

@@ -36,6 +36,7 @@
 //!   own: `start`, `standby`, `hibernate`, `stop`, `delete`. `images` knows the folders of memory images.
 //! - `convert` gives an agent another isolation.
 //! - `snapshot`, `roll_back` and `fork` keep what an agent is, go back to it, and make others of it.
+//! - `go_on` brings back what ran when the last daemon ended.
 //! - `lag` records what was done at once: a freeze or thaw waits for no disk.
 //! - [`Links`] are the connections to a guest, which are cut before its memory is saved.
 //! - [`idle`] puts agents to sleep that nobody uses. `hold` keeps them from it, and `sleep` is what each says about it.
@@ -56,6 +57,7 @@ pub mod decide;
 mod delete;
 mod driver;
 mod fork;
+mod go_on;
 mod hibernate;
 mod hold;
 pub mod idle;

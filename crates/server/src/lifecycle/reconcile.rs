@@ -13,7 +13,7 @@ use futures_util::{StreamExt as _, stream};
 
 use super::decide::{Rest, Transition};
 use super::registry::Context;
-use super::{Agent, Trouble, driver, images, start, watcher};
+use super::{Agent, Trouble, driver, go_on, images, start, watcher};
 use crate::records::{AgentRecord, BoxChange, Change, HoldRecord, ImageChange, Lifetime, State, Status, now};
 use crate::store::StoreError;
 
@@ -225,6 +225,7 @@ async fn settle(ctx: &Arc<Context>, found: &Found, mut record: AgentRecord) {
         found.homes.contains(&id),
         record.box_record.is_some(),
     );
+    let was_up = go_on::is_up(record.status.state);
     let box_record = record.box_record.take();
     let agent = Agent::new(ctx.clone(), record);
     if let Some(holds) = found.holds.get(&id) {
@@ -257,6 +258,10 @@ async fn settle(ctx: &Arc<Context>, found: &Found, mut record: AgentRecord) {
             tracing::error!(agent = %agent.profile.name, %error, "and that could not be recorded");
             agent.publish(Status::now(State::Failed, reason));
         }
+    }
+    // Nobody has stopped it, and it is to be always on.
+    if was_up && agent.sleep().keep_awake && matches!(agent.state(), State::Stopped | State::Hibernated) {
+        agent.is_to_go_on().await;
     }
 }
 
@@ -443,10 +448,8 @@ async fn record_rest(agent: &Arc<Agent>, state: State, reason: &str) -> Result<(
     };
     agent.ctx.record(&change).await?;
     agent.publish(status);
-    if state == State::Stopped
-        && let Some(image) = agent.set_image(None)
-    {
-        images::discard(agent, &image.id).await;
+    if state == State::Stopped {
+        images::give_up(agent).await;
     }
     Ok(())
 }

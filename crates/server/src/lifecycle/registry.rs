@@ -11,16 +11,17 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::decide::Request;
 use super::idle::pressure::ReadGauge;
-use super::{Agent, Creation, ReconcileError, Trouble, create, idle, lag, reconcile};
+use super::{Agent, Creation, ReconcileError, Trouble, create, go_on, idle, lag, reconcile};
 use crate::config::{OnShutdown, Standby};
 use crate::faults::Faults;
 use crate::metrics::Metrics;
 use crate::records::{Change, Slots, State, Workspace};
 use crate::store::{Store, StoreError};
 
-/// Boxes that are put away at once when the daemon ends.
-const AT_ONCE: usize = 8;
+/// Boxes that are put away at once when the daemon ends, or brought back by the next.
+pub(super) const AT_ONCE: usize = 8;
 
 /// What the lifecycle is made of.
 pub struct Parts {
@@ -49,6 +50,9 @@ pub(super) struct Context {
     /// Drivers, transitions and creations; the daemon waits for them when it ends.
     pub(super) tasks: TaskTracker,
     pub(super) closed: CancellationToken,
+    /// Cancelled before boxes are put away.
+    pub(super) ending: CancellationToken,
+    pub(super) going_on: TaskTracker,
     /// Counts the changes that were recorded.
     pub(super) recorded: watch::Sender<u64>,
     /// Where the watcher is told of changes, once there is one.
@@ -99,6 +103,11 @@ impl Context {
         })
     }
 
+    pub(super) fn find(&self, id: &Id) -> Option<Arc<Agent>> {
+        let roster = self.roster.read().unwrap_or_else(PoisonError::into_inner);
+        roster.by_id.get(id).cloned()
+    }
+
     pub(super) fn enroll(&self, agent: &Arc<Agent>) {
         let mut roster = self.roster.write().unwrap_or_else(PoisonError::into_inner);
         roster.by_id.insert(agent.profile.id.clone(), agent.clone());
@@ -144,6 +153,8 @@ impl Registry {
             images: parts.images,
             tasks: TaskTracker::new(),
             closed: CancellationToken::new(),
+            ending: CancellationToken::new(),
+            going_on: TaskTracker::new(),
             recorded: watch::Sender::new(0),
             watcher: OnceLock::new(),
             roster: RwLock::default(),
@@ -182,8 +193,7 @@ impl Registry {
     }
 
     pub fn by_id(&self, id: &Id) -> Option<Arc<Agent>> {
-        let roster = self.ctx.roster.read().unwrap_or_else(PoisonError::into_inner);
-        roster.by_id.get(id).cloned()
+        self.ctx.find(id)
     }
 
     /// By name.
@@ -219,6 +229,12 @@ impl Registry {
     /// then nothing more is taken. Gives up on each box, and then on the rest, that takes longer than
     /// `patience`; the next daemon finishes it.
     pub async fn shut_down(&self, boxes: OnShutdown, patience: Duration) {
+        if tokio::time::timeout(patience, self.go_on_no_more())
+            .await
+            .is_err()
+        {
+            tracing::warn!("not everything was brought back in time");
+        }
         self.put_away(boxes, patience).await;
         let orderly = async {
             self.ctx.closed.cancel();
@@ -244,8 +260,22 @@ impl Registry {
             let done = async {
                 match boxes {
                     OnShutdown::Leave => Ok(()),
-                    OnShutdown::Stop => agent.stop(None).await,
-                    OnShutdown::Hibernate => agent.hibernate("the daemon ends").await,
+                    OnShutdown::Stop => {
+                        agent.stop(None).await?;
+                        if agent.sleep().keep_awake && !agent.is_gone() {
+                            agent.is_to_go_on().await;
+                        }
+                        Ok(())
+                    }
+                    OnShutdown::Hibernate if go_on::is_up(agent.state()) => {
+                        agent.is_to_go_on().await;
+                        let why = "the daemon ends; it goes on with the next".to_owned();
+                        agent.ask(Request::Hibernate { why }).await
+                    }
+                    OnShutdown::Hibernate => {
+                        let why = "the daemon ends".to_owned();
+                        agent.ask(Request::Hibernate { why }).await
+                    }
                 }
             };
             match tokio::time::timeout(patience, done).await {

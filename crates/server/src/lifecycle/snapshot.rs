@@ -127,6 +127,11 @@ impl Registry {
 /// The record first: what is left after a crash is removed by the next daemon.
 async fn delete(ctx: &Arc<Context>, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
     ctx.store.delete_snapshot(&snapshot.id).await?;
+    if let Some(agent) = ctx.find(&snapshot.agent)
+        && agent.at_snapshot().as_ref() == Some(&snapshot.id)
+    {
+        agent.set_at_snapshot(snapshot.parent.clone());
+    }
     ctx.faults.reach(Point::SnapshotForgotten).await?;
     images::discard_of(ctx, &snapshot.agent, &snapshot.id).await;
     ctx.faults.reach(Point::SnapshotImageGone).await?;
@@ -257,7 +262,7 @@ async fn keep(agent: &Arc<Agent>, id: &Id, kind: SnapshotKind, has_box: bool) ->
     };
     ctx.faults.reach(Point::SnapshotImageMade).await?;
     ctx.homes
-        .snapshot(&agent.profile.id, id)
+        .snapshot(&agent.profile.id, id, kind == SnapshotKind::Full)
         .await
         .map_err(Trouble::engine(VERB))?;
     ctx.faults.reach(Point::SnapshotHomeKept).await?;

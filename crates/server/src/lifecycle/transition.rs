@@ -360,11 +360,7 @@ async fn forget_image(agent: &Arc<Agent>, change: ImageChange) {
     match change {
         ImageChange::Keep => {}
         ImageChange::Stale => agent.now_differs_from_image(),
-        ImageChange::Clear => {
-            if let Some(old) = agent.set_image(None) {
-                images::discard(agent, &old.id).await;
-            }
-        }
+        ImageChange::Clear => images::give_up(agent).await,
     }
 }
 

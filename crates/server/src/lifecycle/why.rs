@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dorm_engine::About;
 use tokio::time::Instant;
 
 use super::Agent;
@@ -17,7 +18,7 @@ pub struct Why {
     pub next: Option<Next>,
     pub times: Times,
     /// What would be left of it after a crash of this machine, and by what.
-    pub files: &'static str,
+    pub files: String,
     pub memory: String,
     pub setback: Option<Note>,
 }
@@ -32,13 +33,17 @@ pub fn why(agent: &Arc<Agent>, defaults: &Standby) -> Why {
     let times = Times::of(&agent.sleep(), defaults);
     let view = agent.view();
     let wall = Instant::now();
+    let about = agent.ctx.engine.about(agent.isolation());
     Why {
         status: agent.published().status,
         because: because(agent, &view, &times),
         next: next(&view, &times, wall),
         times,
-        files: "its home, a btrfs subvolume: always",
-        memory: memory(agent, &view),
+        files: format!(
+            "{}: always; if this machine fails, as they were last synced",
+            about.files_by
+        ),
+        memory: memory(agent, &view, &about),
         setback: agent.setback(),
     }
 }
@@ -116,16 +121,17 @@ fn next(view: &View, times: &Times, wall: Instant) -> Option<Next> {
     })
 }
 
-fn memory(agent: &Arc<Agent>, view: &View) -> String {
+fn memory(agent: &Arc<Agent>, view: &View, about: &About) -> String {
+    let by = &about.memory_by;
     match view.state {
         State::Hibernated => {
             const IMAGE: &str = "a memory image on disk, of the same instant as its files";
             match agent.can_save() {
-                Ok(()) => IMAGE.to_owned(),
+                Ok(()) => format!("{IMAGE}: {by}"),
                 Err(reason) => format!("{IMAGE}. It cannot be brought back now: {reason}"),
             }
         }
-        State::Standby if view.saved => "in RAM, and a memory image on disk".to_owned(),
+        State::Standby if view.saved => format!("in RAM, and a memory image on disk: {by}"),
         State::Running | State::Standby | State::Freezing | State::Waking | State::Hibernating => {
             match agent.can_save() {
                 Ok(()) => "in RAM; it outlives the daemon, not this machine".to_owned(),

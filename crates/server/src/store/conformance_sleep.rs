@@ -122,7 +122,12 @@ pub(super) async fn snapshots_are_kept_in_order_and_the_agent_is_at_the_last(sto
     );
     let id = &agent.profile.id;
     let mut snapshots = Vec::new();
-    for (made, kind) in [(1, SnapshotKind::Files), (2, SnapshotKind::Full)] {
+    for (made, kind) in [
+        (1, SnapshotKind::Files),
+        (2, SnapshotKind::Full),
+        (3, SnapshotKind::Full),
+        (4, SnapshotKind::Files),
+    ] {
         let snapshot = SnapshotRecord {
             id: Id::random(),
             agent: id.clone(),
@@ -150,14 +155,32 @@ pub(super) async fn snapshots_are_kept_in_order_and_the_agent_is_at_the_last(sto
     };
     store.set_setback(id, &setback).await.unwrap();
     assert_eq!(store.agents().await.unwrap().readable[0].setback, Some(setback));
+    for goes_on in [true, false] {
+        store.set_goes_on(id, goes_on).await.unwrap();
+        assert_eq!(store.agents().await.unwrap().readable[0].goes_on, goes_on);
+    }
+    assert!(store.set_goes_on(&Id::random(), true).await.is_err());
     store.move_to_snapshot(id, &snapshots[0].id).await.unwrap();
     assert_eq!(
         store.agents().await.unwrap().readable[0].snapshot.as_ref(),
         Some(&snapshots[0].id)
     );
-    store.delete_snapshot(&snapshots[0].id).await.unwrap();
-    store.delete_snapshot(&snapshots[0].id).await.unwrap();
-    assert_eq!(store.snapshots().await.unwrap(), snapshots[1..]);
+    let at = async || store.agents().await.unwrap().readable[0].snapshot.clone();
+    let parents = async || -> Vec<Option<Id>> {
+        let all = store.snapshots().await.unwrap();
+        all.into_iter().map(|snapshot| snapshot.parent).collect()
+    };
+    let [first, second, third, fourth] = [0, 1, 2, 3].map(|n: usize| snapshots[n].id.clone());
+    store.move_to_snapshot(id, &third).await.unwrap();
+    store.delete_snapshot(&third).await.unwrap();
+    assert_eq!(parents().await, [None, Some(first.clone()), Some(second.clone())]);
+    assert_eq!(at().await, Some(second.clone()));
+    store.delete_snapshot(&first).await.unwrap();
+    store.delete_snapshot(&first).await.unwrap();
+    assert_eq!(parents().await, [None, Some(second.clone())]);
+    store.delete_snapshot(&second).await.unwrap();
+    assert_eq!((parents().await, at().await), (vec![None], None));
+    assert_eq!(store.snapshots().await.unwrap()[0].id, fourth);
     store.delete_agent(id).await.unwrap();
     assert!(store.snapshots().await.unwrap().is_empty());
 }

@@ -129,6 +129,13 @@ impl Store for MemoryStore {
         Ok(())
     }
 
+    async fn set_goes_on(&self, agent: &Id, goes_on: bool) -> Result<()> {
+        let mut tables = self.tables();
+        let found = tables.agents.iter_mut().find(|known| known.profile.id == *agent);
+        found.ok_or_else(|| missing("agent", agent.as_str()))?.goes_on = goes_on;
+        Ok(())
+    }
+
     async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()> {
         let mut tables = self.tables();
         let found = tables.agents.iter_mut().find(|known| known.profile.id == *agent);
@@ -301,7 +308,21 @@ impl Store for MemoryStore {
     }
 
     async fn delete_snapshot(&self, id: &Id) -> Result<()> {
-        self.tables().snapshots.retain(|snapshot| snapshot.id != *id);
+        let mut tables = self.tables();
+        let Some(at) = tables.snapshots.iter().position(|snapshot| snapshot.id == *id) else {
+            return Ok(());
+        };
+        let parent = tables.snapshots.remove(at).parent;
+        for snapshot in &mut tables.snapshots {
+            if snapshot.parent.as_ref() == Some(id) {
+                snapshot.parent.clone_from(&parent);
+            }
+        }
+        for agent in &mut tables.agents {
+            if agent.snapshot.as_ref() == Some(id) {
+                agent.snapshot.clone_from(&parent);
+            }
+        }
         Ok(())
     }
 

@@ -89,6 +89,7 @@ pub trait Store: Send + Sync + 'static {
     async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()>;
     /// Records what last went wrong with an agent's memory.
     async fn set_setback(&self, agent: &Id, setback: &Note) -> Result<()>;
+    async fn set_goes_on(&self, agent: &Id, goes_on: bool) -> Result<()>;
     async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()>;
     async fn set_isolation(&self, agent: &Id, isolation: Isolation) -> Result<()>;
     async fn set_network(&self, agent: &Id, policy: &Policy) -> Result<()>;
@@ -124,6 +125,7 @@ pub trait Store: Send + Sync + 'static {
     async fn move_to_snapshot(&self, agent: &Id, snapshot: &Id) -> Result<()>;
     /// From now on the snapshot outlives its agent.
     async fn keep_snapshot(&self, id: &Id, origin: &Origin) -> Result<()>;
+    /// What it was the parent of, or where an agent was at it, its own parent takes its place.
     async fn delete_snapshot(&self, id: &Id) -> Result<()>;
 
     /// What the E2B API added to agents.

@@ -347,6 +347,7 @@ impl Build {
             user: place.user,
             workdir: place.workdir,
             start: before.start,
+            start_keeps_awake: before.start_keeps_awake,
             ready: ready.or(before.ready),
         }
     }
@@ -364,11 +365,13 @@ impl Build {
             env.extend(HostCa::env());
         }
         env.extend(recipe.env.clone());
+        let inherited = recipe.start.is_none() && parent.start_keeps_awake;
         TemplateDefaults {
             env,
             user: recipe.user.clone().or(parent.user),
             workdir: recipe.workdir.clone().or(parent.workdir),
             start: recipe.start.clone().or(parent.start),
+            start_keeps_awake: recipe.start_keeps_awake.unwrap_or(inherited),
             ready: parent.ready,
         }
     }

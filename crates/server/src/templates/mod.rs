@@ -179,6 +179,7 @@ impl Templates {
             workdir: record.defaults.workdir,
             env: record.defaults.env,
             start: record.defaults.start,
+            start_keeps_awake: record.defaults.start_keeps_awake,
             size: record.size,
             agents,
         })

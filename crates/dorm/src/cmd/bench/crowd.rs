@@ -15,7 +15,8 @@ const LIST: &str = "dorm ls, all on disk";
 const LIST_ALONE: &str = "dorm ls, one agent";
 pub(super) const WAKE_ALONE: &str = "wake from disk, one agent alone";
 pub(super) const WAKE_CROWDED: &str = "the same agent, among all on disk";
-const WAKE_EACH: &str = "first wake of another of them each time";
+pub(super) const FIRST_ALONE: &str = "first wake of a fork, few on disk";
+pub(super) const FIRST_CROWDED: &str = "first wake of another of them each time";
 
 /// Running copies of one agent: by one request, and by as many requests.
 pub(super) async fn forks(bench: &Bench, count: u32) -> Result<(Vec<Measurement>, Vec<Figure>)> {
@@ -59,6 +60,8 @@ pub(super) async fn hibernated(bench: &Bench, count: u32) -> Result<(Vec<Measure
     let agent = small(bench).await?;
     let listed_alone = list(bench).await?;
     let alone = wake_again(bench, &agent).await?;
+    let few = bench.slow_runs() + 1;
+    let first_alone = wake_each(bench, &fork(bench, &agent, Some(few), false).await?).await?;
     let memory_before = daemon_memory(bench);
     let begun = Instant::now();
     let crowd = fork(bench, &agent, Some(count), false).await?;
@@ -66,8 +69,8 @@ pub(super) async fn hibernated(bench: &Bench, count: u32) -> Result<(Vec<Measure
     let memory_after = daemon_memory(bench);
     let listed = list(bench).await?;
     let among = wake_again(bench, &agent).await?;
-    let (woken, rest) = crowd.split_at(crowd.len().min(bench.slow_runs() as usize + 1));
-    let each = wake_each(bench, woken).await?;
+    let (woken, rest) = crowd.split_at(crowd.len().min(few as usize));
+    let first_among = wake_each(bench, woken).await?;
     delete_all(bench, rest).await?;
     bench.delete(&agent.name).await?;
     let mut figures = vec![
@@ -84,7 +87,8 @@ pub(super) async fn hibernated(bench: &Bench, count: u32) -> Result<(Vec<Measure
         Measurement::new(LIST, &listed, None),
         Measurement::new(WAKE_ALONE, &alone, None),
         Measurement::new(WAKE_CROWDED, &among, None),
-        Measurement::new(WAKE_EACH, &each, None),
+        Measurement::new(FIRST_ALONE, &first_alone, None),
+        Measurement::new(FIRST_CROWDED, &first_among, None),
     ];
     Ok((measured, figures))
 }

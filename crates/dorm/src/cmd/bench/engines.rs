@@ -57,6 +57,8 @@ const CONTAINER: Names = names!("container", "criu alone: restore");
 const GVISOR: Names = names!("gvisor", "runsc alone: restore");
 const RUNSC_RUN: &str = "runsc alone: run of true";
 const RUNSC_CHECKPOINT: &str = "runsc alone: checkpoint, of 256 MiB";
+const QEMU_BOOT: &str = "QEMU alone: boot until the guest speaks";
+const QEMU_SAVE: &str = "QEMU alone: save, of 256 MiB";
 pub(super) const VM: Names = names!("vm", "QEMU alone: restore until the guest answers");
 
 pub(super) async fn measure(bench: &Bench) -> Result<(Vec<Measurement>, Vec<Figure>)> {
@@ -134,6 +136,9 @@ impl Of<'_> {
                 let shown: Agent = bench.client.get(&agent_path(&agent.name, "")).await?;
                 let size = shown.image_size.context("a hibernated agent has an image")?;
                 figures.push(Figure::mib(names.size, size as f64));
+                if self.kind == Choice::Vm {
+                    measured.push(self.boot_alone(&agent).await?);
+                }
             }
             bench.delete(&agent.name).await?;
         }
@@ -211,7 +216,7 @@ impl Of<'_> {
     async fn wake(&self, agent: &Agent, n: usize) -> Result<Vec<Measurement>> {
         let bench = self.bench;
         let (mut woken, mut alone, mut written) = (Samples::new()?, Samples::new()?, Samples::new()?);
-        let (mut why, mut writes) = (None, false);
+        let mut why = None;
         for round in 0..=self.runs() {
             bench.ask(&agent.name, "/hibernate").await?;
             let restored = self.restored_alone(agent).await?;
@@ -225,7 +230,6 @@ impl Of<'_> {
                         alone.add(took.restored)?;
                         if let Some(took) = took.written {
                             written.add(took)?;
-                            writes = n == 0;
                         }
                     }
                     Err(reason) => why = Some(reason),
@@ -233,13 +237,18 @@ impl Of<'_> {
             }
         }
         load::still_held(bench, &agent.name).await?;
-        let alone = match why {
-            Some(why) => Measurement::skipped(self.names.alone[n], why),
-            None => Measurement::new(self.names.alone[n], &alone, None),
+        let writes = match self.kind {
+            Choice::Gvisor if n == 0 => Some(RUNSC_CHECKPOINT),
+            Choice::Vm if n == 0 => Some(QEMU_SAVE),
+            _ => None,
         };
-        let mut measured = vec![Measurement::new(self.names.wake[n], &woken, None), alone];
-        if writes {
-            measured.push(Measurement::new(RUNSC_CHECKPOINT, &written, None));
+        let mut measured = vec![Measurement::new(self.names.wake[n], &woken, None)];
+        match why {
+            Some(why) => measured.push(Measurement::skipped(self.names.alone[n], why)),
+            None => {
+                measured.push(Measurement::new(self.names.alone[n], &alone, None));
+                measured.extend(writes.map(|name| Measurement::new(name, &written, None)));
+            }
         }
         Ok(measured)
     }
@@ -276,6 +285,28 @@ impl Of<'_> {
         Ok(Measurement::new(RUNSC_RUN, &samples, None))
     }
 
+    /// A machine like that of `agent`, which is on disk.
+    async fn boot_alone(&self, agent: &Agent) -> Result<Measurement> {
+        let (qemu, bare) = match (BareQemu::open(&self.bench.data), self.bench.bare.clone()) {
+            (Ok(qemu), Ok(bare)) => (qemu, bare),
+            (Err(why), _) | (_, Err(why)) => return Ok(Measurement::skipped(QEMU_BOOT, why)),
+        };
+        let image = bare.image_of(&agent.id)?;
+        let mut samples = Samples::new()?;
+        for _ in 0..self.runs() {
+            let (qemu, id, image) = (qemu.clone(), agent.id.clone(), image.clone());
+            let booted = async move {
+                let booted = qemu.boot(&id, &image).await;
+                booted.map_err(EngineError::io("QEMU alone cannot boot it"))
+            };
+            match self.bench.unbroken(booted).await {
+                Ok(took) => samples.add(took)?,
+                Err(why) => return Ok(Measurement::skipped(QEMU_BOOT, format!("{why:#}"))),
+            }
+        }
+        Ok(Measurement::new(QEMU_BOOT, &samples, None))
+    }
+
     /// The inner error says why there is nothing to compare with.
     async fn restored_alone(&self, agent: &Agent) -> Result<Result<Alone, String>> {
         let bare = match &self.bench.bare {
@@ -283,20 +314,14 @@ impl Of<'_> {
             Err(why) => return Ok(Err(why.clone())),
         };
         let (image, id) = (bare.image_of(&agent.id)?, agent.id.clone());
-        match self.kind {
+        let restored = match self.kind {
             Choice::Container => {
                 if let Err(why) = bare.has_criu() {
                     return Ok(Err(why));
                 }
-                let restored = self
-                    .bench
-                    .unbroken(async move { bare.restore(&id, &image).await });
-                restored.await.map(|restored| {
-                    Ok(Alone {
-                        restored,
-                        written: None,
-                    })
-                })
+                let restored = async move { bare.restore(&id, &image).await };
+                let restored = self.bench.unbroken(restored).await;
+                restored.map(|restored| (restored, None))
             }
             Choice::Vm => {
                 let qemu = match BareQemu::open(&self.bench.data) {
@@ -307,11 +332,8 @@ impl Of<'_> {
                     let restored = qemu.restore(&id, &image).await;
                     restored.map_err(EngineError::io("QEMU alone cannot bring it back"))
                 };
-                let restored = self.bench.unbroken(restored).await?;
-                Ok(Ok(Alone {
-                    restored,
-                    written: None,
-                }))
+                let restored = self.bench.unbroken(restored).await;
+                restored.map(|(restored, written)| (restored, Some(written)))
             }
             Choice::Gvisor => {
                 let runsc = match self.runsc() {
@@ -323,15 +345,15 @@ impl Of<'_> {
                     let restored = runsc.restore(&id, &image, memory).await;
                     restored.map_err(EngineError::io("runsc alone cannot bring it back"))
                 };
-                Ok(match self.bench.unbroken(restored).await {
-                    Ok((restored, written)) => Ok(Alone {
-                        restored,
-                        written: Some(written),
-                    }),
-                    Err(why) => Err(format!("{why:#}")),
-                })
+                let restored = self.bench.unbroken(restored).await;
+                restored.map(|(restored, written)| (restored, Some(written)))
             }
-            Choice::Auto => Ok(Err("it is no isolation of its own".to_owned())),
-        }
+            Choice::Auto => return Ok(Err("it is no isolation of its own".to_owned())),
+        };
+        // What could not be measured spoils nothing else.
+        Ok(match restored {
+            Ok((restored, written)) => Ok(Alone { restored, written }),
+            Err(why) => Err(format!("{why:#}")),
+        })
     }
 }

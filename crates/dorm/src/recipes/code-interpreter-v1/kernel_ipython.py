@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import uuid
 from contextlib import aclosing
 
@@ -94,16 +95,18 @@ class IPythonKernel:
                 self.forget(id)
 
     async def watch(self):
-        """Tells all who wait when the process has ended."""
-        descriptor = os.pidfd_open(self.process.pid)
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(descriptor, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
+        """Tells all who wait when the process has ended. By a thread, as gVisor has no descriptors of processes."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def wait():
+            try:
+                os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                pass
+            loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=wait, daemon=True).start()
+        await ended.wait()
         self.process.wait()
         for said in self.waiting.values():
             said.put(None)

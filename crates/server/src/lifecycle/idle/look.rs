@@ -6,14 +6,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Inbox, News, Sample};
-use crate::guest_client::GuestClient;
+use crate::guest_client::{GuestClient, ListedRun};
 use crate::lifecycle::{Agent, Trouble};
 
 /// A guest that does not answer by then is left in peace.
 const PATIENCE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_secs(1);
-/// The template's own start command: a service, not work.
-const SERVICE: &str = "start";
 
 pub(super) async fn sample(agent: Arc<Agent>, tell: Inbox) {
     let quiet_since = agent.quiet_since();
@@ -35,14 +33,19 @@ pub(super) async fn sample(agent: Arc<Agent>, tell: Inbox) {
 /// Asks for sleep if the box does nothing; `cpu` is the part of a core below which it does nothing.
 pub(super) async fn judge(agent: Arc<Agent>, first: Sample, after: Duration, cpu: f64, tell: Inbox) {
     match working(&agent, first, cpu).await {
-        Some(what) => {
+        Seen::Work(what) => {
             agent.note_work(what);
             agent.touch();
         }
         // Something reached for it meanwhile, and what it has begun may not have been seen.
-        None if agent.quiet_since() != first.quiet_since => {}
-        None => {
-            let why = format!("idle for {}", in_words(after));
+        Seen::Idle { .. } if agent.quiet_since() != first.quiet_since => {}
+        Seen::Idle { services } => {
+            let but_for = match services {
+                0 => String::new(),
+                1 => ", but for a service".to_owned(),
+                several => format!(", but for {several} services"),
+            };
+            let why = format!("idle for {}{but_for}", in_words(after));
             match agent.idle(why).await {
                 Ok(()) | Err(Trouble::InUse | Trouble::Refused(_) | Trouble::NotFound(_)) => {}
                 Err(trouble) => {
@@ -55,35 +58,40 @@ pub(super) async fn judge(agent: Arc<Agent>, first: Sample, after: Duration, cpu
     let _ = tell.send(News::Sampled(agent.profile.id.clone(), None));
 }
 
-/// What it works on, in words.
-async fn working(agent: &Arc<Agent>, first: Sample, cpu: f64) -> Option<String> {
+enum Seen {
+    /// On what, in words.
+    Work(String),
+    Idle {
+        services: usize,
+    },
+}
+
+async fn working(agent: &Arc<Agent>, first: Sample, cpu: f64) -> Seen {
     let engine = &agent.ctx.engine;
     let Ok(worked) = engine.worked(&agent.profile.id).await else {
-        return Some("it cannot be measured".to_owned());
+        return Seen::Work("it cannot be measured".to_owned());
     };
     let used = worked.saturating_sub(first.worked);
     let part = used.as_secs_f64() / first.taken.elapsed().as_secs_f64().max(0.001);
     if part > cpu {
-        return Some(format!("its processes use {:.0} % of a core", part * 100.0));
+        return Seen::Work(format!("its processes use {:.0} % of a core", part * 100.0));
     }
     let guest = GuestClient::new(engine.clone(), agent.profile.id.clone());
     let runs = match tokio::time::timeout(PATIENCE, guest.runs()).await {
         Ok(Ok(runs)) => runs,
         Ok(Err(error)) => {
             tracing::debug!(agent = %agent.profile.name, %error, "its guest did not say what runs");
-            return Some("its guest does not answer".to_owned());
+            return Seen::Work("its guest does not answer".to_owned());
         }
-        Err(_) => return Some("its guest does not answer".to_owned()),
+        Err(_) => return Seen::Work("its guest does not answer".to_owned()),
     };
-    let at_work: Vec<_> = runs
-        .into_iter()
-        .filter(|run| run.tag.as_deref() != Some(SERVICE))
-        .map(|run| run.run_id)
-        .collect();
+    let (at_work, services): (Vec<_>, Vec<_>) = runs.into_iter().partition(ListedRun::keeps_awake);
     match at_work.as_slice() {
-        [] => None,
-        [one] => Some(format!("run {one} is in progress")),
-        several => Some(format!("{} runs are in progress", several.len())),
+        [] => Seen::Idle {
+            services: services.len(),
+        },
+        [one] => Seen::Work(format!("run {} is in progress", one.run_id)),
+        several => Seen::Work(format!("{} runs are in progress", several.len())),
     }
 }
 

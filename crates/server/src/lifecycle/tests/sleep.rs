@@ -2,11 +2,11 @@
 
 use futures_util::future::join_all;
 
-use super::World;
+use super::{World, reaches};
 use crate::faults::{Action, Point};
 use crate::lifecycle::Trouble;
 use crate::lifecycle::decide::Refusal;
-use crate::records::State;
+use crate::records::{SleepChange, State};
 use crate::store::Store as _;
 
 #[tokio::test]
@@ -401,8 +401,84 @@ async fn at_shutdown_boxes_are_put_to_disk_if_that_is_wanted() {
     assert_eq!((one.state(), two.state()), (State::Hibernated, State::Hibernated));
     world.engine.reboot();
     world.restart().await;
-    world.get("one").unwrap().ensure_running().await.unwrap();
+    // Whatever ran goes on with the next daemon; whatever slept does not.
+    world.registry.go_on();
+    reaches(&world.get("one").unwrap(), State::Running).await;
+    assert_eq!(world.get("two").unwrap().state(), State::Hibernated);
     assert_eq!(world.engine.memory(&one.profile.id).as_deref(), Some("a secret"));
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn whoever_is_due_and_wanted_otherwise_meanwhile_is_not_brought_back() {
+    let mut world = World::new().await;
+    for name in ["due", "hibernated", "stopped"] {
+        world.running(name).await;
+    }
+    let patience = std::time::Duration::from_secs(60);
+    let hibernate = crate::config::OnShutdown::Hibernate;
+    world.registry.shut_down(hibernate, patience).await;
+    world.restart().await;
+    world.get("hibernated").unwrap().hibernate("asked").await.unwrap();
+    world.get("stopped").unwrap().stop(None).await.unwrap();
+    let states =
+        |world: &World| ["due", "hibernated", "stopped"].map(|name| world.get(name).unwrap().state());
+    let expected = [State::Running, State::Hibernated, State::Stopped];
+    world.registry.go_on();
+    reaches(&world.get("due").unwrap(), State::Running).await;
+    assert_eq!(states(&world), expected);
+    // And stays so.
+    world.restart().await;
+    world.registry.go_on();
+    world.registry.go_on_no_more().await;
+    assert_eq!(states(&world), expected);
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn nothing_is_brought_back_once_the_daemon_ends() {
+    let mut world = World::new().await;
+    world.running("one").await;
+    let patience = std::time::Duration::from_secs(60);
+    let hibernate = crate::config::OnShutdown::Hibernate;
+    world.registry.shut_down(hibernate, patience).await;
+    world.restart().await;
+    world.registry.go_on_no_more().await;
+    world.registry.go_on();
+    world.registry.shut_down(hibernate, patience).await;
+    assert_eq!(world.get("one").unwrap().state(), State::Hibernated);
+    // It is as due as it was.
+    world.restart().await;
+    world.registry.go_on();
+    reaches(&world.get("one").unwrap(), State::Running).await;
+}
+
+#[tokio::test]
+async fn whoever_was_put_to_disk_or_stopped_by_somebody_is_not_brought_back() {
+    let mut world = World::new().await;
+    for name in ["hibernated", "stopped", "always", "idle"] {
+        world.running(name).await;
+    }
+    let keep_awake = SleepChange {
+        keep_awake: Some(true),
+        ..Default::default()
+    };
+    for name in ["hibernated", "stopped", "always"] {
+        let agent = world.get(name).unwrap();
+        agent.set_sleep(keep_awake).await.unwrap();
+    }
+    world.get("hibernated").unwrap().hibernate("asked").await.unwrap();
+    world.get("stopped").unwrap().stop(None).await.unwrap();
+    world.engine.reboot();
+    world.restart().await;
+    world.registry.go_on();
+    // The host has ended under it, and it is to be always on.
+    reaches(&world.get("always").unwrap(), State::Running).await;
+    let state = |name: &str| world.get(name).unwrap().state();
+    assert_eq!(
+        [state("hibernated"), state("stopped"), state("idle")],
+        [State::Hibernated, State::Stopped, State::Stopped]
+    );
     world.assert_in_order().await;
 }
 

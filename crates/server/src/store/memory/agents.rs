@@ -54,6 +54,7 @@ impl Tables {
             snapshot: None,
             reach: new.reach,
             setback: None,
+            goes_on: false,
         };
         self.agents.push(record.clone());
         self.agents.sort_by_key(|agent| agent.profile.slot);

@@ -71,6 +71,7 @@ impl SqliteStore {
             snapshot: None,
             reach: new.reach.clone(),
             setback: None,
+            goes_on: false,
         })
     }
 
@@ -162,6 +163,16 @@ impl SqliteStore {
             "recorded a setback",
         )
         .await
+    }
+
+    pub(super) async fn do_set_goes_on(&self, agent: &Id, goes_on: bool) -> Result<()> {
+        let updated = sqlx::query("UPDATE agents SET goes_on = ? WHERE id = ?")
+            .bind(goes_on)
+            .bind(agent.as_str())
+            .execute(&self.writer)
+            .await
+            .map_err(database("recorded whether an agent goes on"))?;
+        found(agent, updated.rows_affected())
     }
 
     pub(super) async fn do_set_reach(&self, agent: &Id, reach: &Reach) -> Result<()> {

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use dorm_engine::network::Policy;
 use dorm_engine::reserve::Reserve;
 use dorm_engine::{Id, Isolation};
-use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{Connection as _, SqliteConnection, SqlitePool};
 
 use self::room::making_room;
 use super::{AllAgents, Result, Store, StoreError};
@@ -67,6 +67,7 @@ impl SqliteStore {
             .idle_timeout(None)
             .max_lifetime(None);
         let writer = pool
+            .after_release(|connection, _| Box::pin(is_at_rest(connection)))
             .connect_with(options.clone())
             .await
             .map_err(database("opened its file"))?;
@@ -86,6 +87,13 @@ impl SqliteStore {
         store.keep_room();
         Ok(store)
     }
+}
+
+/// Whether a connection is in no transaction once what was left of one is rolled back. On a full disk SQLite rolls back by itself, of which
+/// sqlx knows nothing: it would take the next transactions for parts of that one, and the last of their commits would reach nobody.
+async fn is_at_rest(connection: &mut SqliteConnection) -> sqlx::Result<bool> {
+    connection.ping().await?;
+    Ok(!connection.is_in_transaction())
 }
 
 fn database(doing: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
@@ -130,6 +138,10 @@ impl Store for SqliteStore {
 
     async fn set_setback(&self, agent: &Id, setback: &Note) -> Result<()> {
         self.do_set_setback(agent, setback).await
+    }
+
+    async fn set_goes_on(&self, agent: &Id, goes_on: bool) -> Result<()> {
+        self.do_set_goes_on(agent, goes_on).await
     }
 
     async fn set_reach(&self, agent: &Id, reach: &Reach) -> Result<()> {

@@ -88,6 +88,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<(AgentRecord, Option<String>), St
     let snapshot: Option<String> = columns.get("snapshot").flatten();
     let setback: Option<String> = columns.get("setback").flatten();
     let image_json: Option<String> = columns.get("image").flatten();
+    let goes_on: bool = columns.get("goes_on").unwrap_or_default();
     let mut status = Status {
         state: State::Failed,
         reason,
@@ -155,6 +156,7 @@ pub(super) fn agent(row: &SqliteRow) -> Result<(AgentRecord, Option<String>), St
         snapshot: snapshot.and_then(|id| id.parse().ok()),
         reach,
         setback: setback.and_then(|json| serde_json::from_str(&json).ok()),
+        goes_on,
     };
     Ok((record, damage))
 }

@@ -77,11 +77,19 @@ impl SqliteStore {
     }
 
     pub(super) async fn do_delete_snapshot(&self, id: &Id) -> Result<()> {
-        sqlx::query("DELETE FROM snapshots WHERE id = ?")
-            .bind(id.as_str())
-            .execute(&self.writer)
-            .await
-            .map_err(database("deleted a snapshot"))?;
-        Ok(())
+        const DOING: &str = "deleted a snapshot";
+        let mut tx = self.writer.begin().await.map_err(database(DOING))?;
+        for change in [
+            "UPDATE snapshots SET parent = (SELECT parent FROM snapshots WHERE id = ?1) WHERE parent = ?1",
+            "UPDATE agents SET snapshot = (SELECT parent FROM snapshots WHERE id = ?1) WHERE snapshot = ?1",
+            "DELETE FROM snapshots WHERE id = ?1",
+        ] {
+            sqlx::query(change)
+                .bind(id.as_str())
+                .execute(&mut *tx)
+                .await
+                .map_err(database(DOING))?;
+        }
+        tx.commit().await.map_err(database(DOING))
     }
 }

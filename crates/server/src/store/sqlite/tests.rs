@@ -25,6 +25,22 @@ async fn records_outlive_the_store_that_wrote_them() {
 }
 
 #[tokio::test]
+async fn what_is_written_after_sqlite_has_rolled_back_by_itself_is_there_for_all() {
+    let (store, dir) = open().await;
+    let mut given_up = store.writer.begin().await.unwrap();
+    // As a full disk makes it do.
+    given_up.execute("ROLLBACK").await.unwrap();
+    drop(given_up);
+    drop(store.writer.begin().await.unwrap());
+    let agent = store.insert_agent(&new_agent("one"), SLOTS).await.unwrap();
+    let agents = async |store: &SqliteStore| store.agents().await.unwrap().readable;
+    assert_eq!(agents(&store).await, std::slice::from_ref(&agent));
+    store.close().await;
+    let store = SqliteStore::open(&dir.path().join("dorm.db")).await.unwrap();
+    assert_eq!(agents(&store).await, [agent]);
+}
+
+#[tokio::test]
 async fn damaged_rows_of_what_lies_on_disk_are_told() {
     let (store, _dir) = open().await;
     let agent = store.insert_agent(&new_agent("one"), SLOTS).await.unwrap();

@@ -391,6 +391,27 @@ async fn a_template_can_be_deleted_unless_it_is_being_built_from() {
     assert!(!world.dir.path().join("logs/template-base.log").exists());
 }
 
+#[tokio::test]
+async fn a_template_says_of_its_own_start_command_whether_it_keeps_agents_awake() {
+    let world = World::new().await;
+    let start = |from: &str, start: Option<&str>, keeps_awake| Recipe {
+        from: from.into(),
+        start: start.map(str::to_owned),
+        start_keeps_awake: keeps_awake,
+        ..Recipe::default()
+    };
+    for (name, recipe, expected) in [
+        ("service", start("debian:bookworm", Some("serve"), None), false),
+        ("work", start("debian:bookworm", Some("serve"), Some(true)), true),
+        ("same", start("work", None, None), true),
+        ("other", start("work", Some("another"), None), false),
+        ("changed", start("work", None, Some(false)), false),
+    ] {
+        let (template, _) = world.build(name, recipe).await;
+        assert_eq!(template.start_keeps_awake, expected, "{name}");
+    }
+}
+
 async fn until_step(progress: &mut mpsc::Receiver<Progress>, wanted: &str) {
     while let Some(one) = progress.recv().await {
         if matches!(one, Progress::Step { title, .. } if title == wanted) {

@@ -29,6 +29,16 @@ fn a_recipe_has_the_same_hash_however_it_was_written() {
     assert_eq!(hash(&made, None, None).len(), 64);
 }
 
+/// What is in the cache of templates is found by it.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_recipe_keeps_the_hash_that_it_had_before_more_could_be_said_in_one() {
+    assert_eq!(
+        hash(&debian(), None, None),
+        "b557b851a8182cab908cb827090b4620d60c33cf8272ab3455283412291c52dd"
+    );
+}
+
 #[test]
 fn whatever_changes_the_template_changes_the_hash() {
     let base = debian();
