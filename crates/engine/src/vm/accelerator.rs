@@ -20,6 +20,8 @@ const LONG_PATIENCE: Duration = Duration::from_secs(60);
 pub(super) const QUICK: Duration = Duration::from_secs(1);
 /// What a kernel says that finds nothing to start.
 const BOOTED: &str = "Kernel panic";
+/// What the guest says whose disk, of which it has found the driver, is empty.
+const FOUND_DISK: &str = "mount /root: ";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -67,22 +69,36 @@ struct Kept {
 /// How long the processor itself takes to boot `kernel`, if it does. It is tried once, and then known from `data`.
 pub(super) fn kvm_boot(data: &Path, by: Versions, program: &Path, kernel: &Path) -> Option<Duration> {
     known_or(data, by, kvm_is_there, || {
-        boot(program, kernel, Accelerator::Kvm, PATIENCE)
+        boot(&trial(program, kernel, Accelerator::Kvm), BOOTED, PATIENCE)
     })
 }
 
-/// Whether QEMU emulates a machine in which `kernel` boots; otherwise what it said. Once seen, it is known from `data`.
-pub(super) fn is_emulated(data: &Path, by: Versions, program: &Path, kernel: &Path) -> Result<(), String> {
+/// Whether QEMU emulates a machine in which `kernel` boots and the guest of `initrd` finds its disk; otherwise what was said. Once seen, it is
+/// known from `data`.
+pub(super) fn is_emulated(
+    data: &Path,
+    by: Versions,
+    program: &Path,
+    kernel: &Path,
+    initrd: &Path,
+) -> Result<(), String> {
     let file = data.join(KEPT_OF_EMULATION);
     if known(&file, &by).is_some() {
         return Ok(());
     }
-    match boot(program, kernel, Accelerator::Tcg, LONG_PATIENCE) {
+    let mut qemu = trial(program, kernel, Accelerator::Tcg);
+    qemu.arg("-initrd").arg(initrd).args([
+        "-blockdev",
+        "driver=null-co,node-name=disk,read-zeroes=on,size=1048576",
+        "-device",
+        "virtio-blk-pci,drive=disk",
+    ]);
+    match boot(&qemu, FOUND_DISK, LONG_PATIENCE) {
         Boot::Took(took) => {
             keep(&file, by, Some(took));
             Ok(())
         }
-        Boot::Late(said) | Boot::Refused(said) => Err(format!("no kernel boots: {said}")),
+        Boot::Late(said) | Boot::Refused(said) => Err(format!("no machine boots: {said}")),
     }
 }
 
@@ -139,8 +155,8 @@ fn known_or(
     took
 }
 
-/// A machine without a disk is enough: it ends by itself, for want of anything to start.
-fn boot(program: &Path, kernel: &Path, accelerator: Accelerator, patience: Duration) -> Boot {
+/// A machine that has nothing to start, so that its kernel soon panics and it ends.
+fn trial(program: &Path, kernel: &Path, accelerator: Accelerator) -> Command {
     let by = match accelerator {
         Accelerator::Kvm => "kvm",
         Accelerator::Tcg => "tcg",
@@ -151,18 +167,27 @@ fn boot(program: &Path, kernel: &Path, accelerator: Accelerator, patience: Durat
         .args(["-m", "128M", "-serial", "stdio"])
         .args(["-append", "console=ttyS0 quiet panic=-1", "-kernel"])
         .arg(kernel);
-    match run_within(&qemu, patience) {
-        Ok((said, took)) if String::from_utf8_lossy(&said.stdout).contains(BOOTED) => Boot::Took(took),
+    qemu
+}
+
+fn boot(qemu: &Command, expected: &str, patience: Duration) -> Boot {
+    match run_within(qemu, patience) {
         Ok((said, took)) => {
+            let console = String::from_utf8_lossy(&said.stdout);
+            if console.contains(expected) {
+                return Boot::Took(took);
+            }
             let words = String::from_utf8_lossy(&said.stderr).trim().to_owned();
-            tracing::debug!(words, by, "no kernel boots here");
+            let last = console.trim().lines().next_back().unwrap_or_default();
+            tracing::debug!(words, last, "no kernel boots here");
             match said.status.code() {
+                Some(_) if words.is_empty() => Boot::Refused(last.to_owned()),
                 Some(_) => Boot::Refused(words),
-                None => Boot::Late(format!("QEMU was killed after {} s", took.as_secs())),
+                None => Boot::Late(format!("QEMU was killed after {} s; {last}", took.as_secs())),
             }
         }
         Err(error) => {
-            tracing::debug!(%error, by, "QEMU cannot be tried");
+            tracing::debug!(%error, "QEMU cannot be tried");
             Boot::Late(error.to_string())
         }
     }
@@ -202,19 +227,25 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let data = tempfile::tempdir().unwrap();
         let program = data.path().join("qemu");
-        let look = || is_emulated(data.path(), versions("7.2"), &program, Path::new("kernel"));
+        let look_at = |version| {
+            let (kernel, initrd) = (Path::new("kernel"), Path::new("initrd"));
+            is_emulated(data.path(), versions(version), &program, kernel, initrd)
+        };
+        let look = || look_at("7.2");
         let answer = |script: &str| {
             fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         };
         answer("echo 'no such machine' >&2; exit 1");
-        assert_eq!(look().unwrap_err(), "no kernel boots: no such machine");
-        answer("echo 'Kernel panic - not syncing'");
+        assert_eq!(look().unwrap_err(), "no machine boots: no such machine");
+        // Without drivers there is no disk.
+        answer("echo 'the machine has no /dev/vda'; echo 'Kernel panic - not syncing'");
+        assert!(look().is_err());
+        answer("echo 'mount /root: Invalid argument'; echo 'Kernel panic - not syncing'");
         assert_eq!(look(), Ok(()));
         fs::remove_file(&program).unwrap();
         assert_eq!(look(), Ok(()), "it is known");
-        let newer = is_emulated(data.path(), versions("10.0"), &program, Path::new("kernel"));
-        assert!(newer.is_err(), "of another version it is not");
+        assert!(look_at("10.0").is_err(), "of another version it is not");
     }
 
     #[test]

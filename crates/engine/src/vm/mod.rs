@@ -26,7 +26,10 @@ use self::qemu::Qemu;
 use self::start::no_engine;
 use crate::engines::Kind;
 use crate::host::{Host, LiveBox};
-use crate::{About, BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result, about};
+use crate::{
+    About, BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result, about, chain,
+    guest_binary,
+};
 
 mod accelerator;
 pub(crate) mod bare;
@@ -129,7 +132,8 @@ impl Vm {
     /// See [`Qemu::boots`].
     pub(crate) async fn boots(&self) -> Result<()> {
         let (qemu, data) = (self.usable_qemu()?.clone(), self.data.clone());
-        let seen = tokio::task::spawn_blocking(move || qemu.boots(&data)).await;
+        let guest = self.host.guest.clone();
+        let seen = tokio::task::spawn_blocking(move || qemu.boots(&data, &guest)).await;
         let seen = seen.unwrap_or_else(|error| Err(error.to_string()));
         seen.map_err(no_engine)
     }
@@ -229,6 +233,9 @@ impl Kind for Vm {
 /// What this host has for machines, or what is missing, in words.
 pub(crate) fn look(data: &Path) -> Result<String, String> {
     let qemu = Qemu::find(data)?;
-    qemu.boots(data)?;
+    // Whoever only looks may not be the one to install anything.
+    let passing = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let guest = guest_binary::install(passing.path()).map_err(|error| chain(&error))?;
+    qemu.boots(data, &guest)?;
     Ok(qemu.describe())
 }

@@ -14,6 +14,8 @@ use dorm_proto::vm::{INIT, LATER_MODULES, MODULES};
 /// What `scripts/setup-vm` fetched: a folder for each kernel, which never changes, and a link to the one to start machines with.
 const KERNELS: &str = "/usr/local/lib/dorm/vm";
 const CURRENT: &str = "current";
+/// A link to the one that machines of earlier versions have booted, which do not say so.
+const UNNAMED: &str = "unnamed";
 const PROGRAM: &str = "qemu-system-x86_64";
 const FIX: &str = "scripts/setup-vm installs it";
 
@@ -77,39 +79,32 @@ impl Qemu {
         self.file("kernel")
     }
 
-    /// The disk with all the modules of `kernel`. A machine that went on with another would read nonsense where it has read its own; so would one
-    /// of an earlier version, which does not say what it has booted, where several might be it.
+    /// The disk with all the modules of `kernel`. A machine that went on with another would read nonsense where it has read its own.
     pub(crate) fn modules_of(&self, kernel: Option<&str>) -> Result<PathBuf, String> {
-        let kernel = match kernel {
-            Some(kernel) => kernel,
-            None if self.is_only() => &self.kernel_version,
-            None => {
-                return Err(format!(
-                    "it does not say which of the kernels in {KERNELS} it has booted"
-                ));
-            }
-        };
-        let disk = self.kernels.join(kernel).join("modules");
-        match disk.is_file() && !kernel.contains('/') {
+        let folder = kernel.unwrap_or(UNNAMED);
+        let disk = self.kernels.join(folder).join("modules");
+        match disk.is_file() && !folder.contains('/') {
             true => Ok(disk),
-            false => Err(format!(
-                "the modules of its kernel, {kernel}, are gone from {KERNELS}"
-            )),
+            false => Err(match kernel {
+                Some(kernel) => format!("the modules of its kernel, {kernel}, are gone from {KERNELS}"),
+                None => {
+                    format!("it does not say which kernel it has booted, and there is no {KERNELS}/{UNNAMED}")
+                }
+            }),
         }
     }
 
-    fn is_only(&self) -> bool {
-        let all = fs::read_dir(&self.kernels).into_iter().flatten().flatten();
-        let others = all.map(|entry| entry.file_name());
-        others.filter(|name| name != CURRENT).count() == 1
-    }
-
     /// Whether a machine has been seen to boot. That QEMU tells its version does not mean that it can run one.
-    pub(crate) fn boots(&self, data: &Path) -> Result<(), String> {
+    pub(crate) fn boots(&self, data: &Path, guest: &GuestBinary) -> Result<(), String> {
         match self.accelerator() {
             Accelerator::Kvm => Ok(()),
             Accelerator::Tcg => {
-                let seen = is_emulated(data, self.versions(), &self.program, &self.kernel());
+                let seen = self
+                    .initrd(guest)
+                    .map_err(|error| format!("its first files cannot be made: {error}"))
+                    .and_then(|initrd| {
+                        is_emulated(data, self.versions(), &self.program, &self.kernel(), &initrd)
+                    });
                 seen.map_err(|reason| {
                     format!("{} does not work here: {reason}; {FIX}", self.program.display())
                 })
@@ -247,7 +242,6 @@ mod tests {
         std::os::unix::fs::symlink("6.1", kernels.path().join(CURRENT)).unwrap();
         let qemu = found("7.2", None, kernels.path());
         assert_eq!(qemu.modules_of(Some("6.1")), Ok(newest.clone()));
-        assert_eq!(qemu.modules_of(None), Ok(newest.clone()));
         let gone = qemu.modules_of(Some("6.0")).unwrap_err();
         assert!(gone.contains("6.0, are gone"), "{gone}");
         assert!(qemu.modules_of(Some("6.0/../6.1")).is_err());
@@ -256,7 +250,10 @@ mod tests {
         assert_eq!(qemu.modules_of(Some("6.0")), Ok(older));
         assert_eq!(qemu.modules_of(Some("6.1")), Ok(newest));
         let unknown = qemu.modules_of(None).unwrap_err();
-        assert!(unknown.contains("which of the kernels"), "{unknown}");
+        assert!(unknown.contains("which kernel"), "{unknown}");
+        std::os::unix::fs::symlink("6.0", kernels.path().join(UNNAMED)).unwrap();
+        let disk = qemu.modules_of(None).unwrap();
+        assert_eq!(fs::read(disk).unwrap(), b"6.0");
     }
 
     /// What was measured of machines is believed as long as this is told.

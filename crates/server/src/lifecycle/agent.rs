@@ -1,7 +1,7 @@
 //! An agent as the rest of the server holds it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub struct Agent {
     started: Mutex<Option<Instant>>,
     /// Nothing was seen of it since.
     /// See [`super::go_on`].
-    pub(super) goes_on: AtomicBool,
+    pub(super) goes_on: tokio::sync::Mutex<bool>,
     quiet_since: Mutex<Instant>,
 }
 
@@ -121,7 +121,7 @@ impl Agent {
             inbox: Mutex::default(),
             bell: Notify::new(),
             open: AtomicUsize::new(0),
-            goes_on: AtomicBool::new(record.goes_on),
+            goes_on: tokio::sync::Mutex::new(record.goes_on),
             links: Links::default(),
             port_links: Links::default(),
             lag: Lag::default(),
@@ -171,14 +171,13 @@ impl Agent {
 
     /// Returns when it is frozen.
     pub async fn pause(self: &Arc<Self>) -> Result<(), Trouble> {
-        self.set_goes_on(false).await?;
-        self.ask(Request::Pause).await
+        self.come_to_rest_for_good(Request::Pause).await
     }
 
     /// Returns when its memory is on disk for good, and its processes are gone.
     pub async fn hibernate(self: &Arc<Self>, why: &str) -> Result<(), Trouble> {
-        self.set_goes_on(false).await?;
-        self.ask(Request::Hibernate { why: why.to_owned() }).await
+        let why = why.to_owned();
+        self.come_to_rest_for_good(Request::Hibernate { why }).await
     }
 
     /// Freezes it unless it is in use by then.
@@ -206,11 +205,8 @@ impl Agent {
 
     /// Returns when nothing of the box is left. An ephemeral agent is then gone.
     pub async fn stop(self: &Arc<Self>, grace: Option<Duration>) -> Result<(), Trouble> {
-        self.set_goes_on(false).await?;
-        self.ask(Request::Stop {
-            grace: grace.unwrap_or(self.ctx.stop_grace),
-        })
-        .await
+        let grace = grace.unwrap_or(self.ctx.stop_grace);
+        self.come_to_rest_for_good(Request::Stop { grace }).await
     }
 
     pub async fn delete(self: &Arc<Self>) -> Result<(), Trouble> {

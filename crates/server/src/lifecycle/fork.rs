@@ -233,6 +233,8 @@ async fn parts(
         Some(inherit(ctx, &memory, snapshot.size, &fork.id).await?)
     } else {
         ctx.engine.release(&fork.id, &memory).await;
+        let forgotten = ctx.engine.forget_memory(&fork.id).await;
+        forgotten.map_err(Trouble::engine(VERB))?;
         None
     };
     ctx.faults.reach(Point::ForkImageMade).await?;

@@ -3,23 +3,34 @@
 //! That an agent is due is recorded before it is put away, and holds until it runs again or somebody wants it otherwise.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
+use tokio_util::sync::CancellationToken;
 
+use super::decide::Request;
 use super::registry::AT_ONCE;
 use super::{Agent, Registry, Trouble};
 use crate::records::State;
 
+/// Between two tries to bring back what could not be; doubled each time.
+const AGAIN: Duration = Duration::from_secs(10);
+const AT_LAST: Duration = Duration::from_secs(3600);
+
 impl Agent {
-    fn goes_on(&self) -> bool {
-        self.goes_on.load(Ordering::Relaxed)
+    async fn set_goes_on(&self, goes_on: bool) -> Result<(), Trouble> {
+        let known = self.goes_on.lock().await;
+        self.record_goes_on(known, goes_on).await
     }
 
-    pub(super) async fn set_goes_on(&self, goes_on: bool) -> Result<(), Trouble> {
-        if self.goes_on() != goes_on {
+    async fn record_goes_on(
+        &self,
+        mut known: tokio::sync::MutexGuard<'_, bool>,
+        goes_on: bool,
+    ) -> Result<(), Trouble> {
+        if *known != goes_on {
             self.ctx.store.set_goes_on(&self.profile.id, goes_on).await?;
-            self.goes_on.store(goes_on, Ordering::Relaxed);
+            *known = goes_on;
         }
         Ok(())
     }
@@ -31,17 +42,43 @@ impl Agent {
         }
     }
 
-    async fn bring_back(self: Arc<Self>) {
-        // Somebody may have had another wish meanwhile.
-        if !self.goes_on() || self.ctx.ending.is_cancelled() {
+    /// It runs. What the end of the daemon asks for holds all the same.
+    pub(super) async fn has_gone_on(&self) {
+        let known = self.goes_on.lock().await;
+        if self.ctx.ending.is_cancelled() {
             return;
         }
-        let done = match self.ensure_running().await {
-            Ok(()) => self.set_goes_on(false).await,
-            Err(trouble) => Err(trouble),
-        };
-        if let Err(trouble) = done {
-            tracing::warn!(agent = %self.profile.name, reason = %trouble.in_full(), "could not be brought back");
+        if let Err(trouble) = self.record_goes_on(known, false).await {
+            tracing::warn!(agent = %self.profile.name, reason = %trouble.in_full(), "will be brought back once more");
+        }
+    }
+
+    /// Has `request` done, after which it does not come back by itself.
+    pub(super) async fn come_to_rest_for_good(self: &Arc<Self>, request: Request) -> Result<(), Trouble> {
+        // Before, so that nobody brings it back meanwhile; and after, in case that the daemon began to end meanwhile.
+        self.set_goes_on(false).await?;
+        self.ask(request).await?;
+        match self.is_gone() {
+            true => Ok(()),
+            false => self.set_goes_on(false).await,
+        }
+    }
+
+    /// Whether it is still due afterwards.
+    async fn bring_back(self: Arc<Self>) -> bool {
+        // Somebody may have had another wish meanwhile.
+        if !*self.goes_on.lock().await || self.is_gone() || self.ctx.ending.is_cancelled() {
+            return false;
+        }
+        match self.ensure_running().await {
+            Ok(()) => {
+                self.has_gone_on().await;
+                false
+            }
+            Err(trouble) => {
+                tracing::warn!(agent = %self.profile.name, reason = %trouble.in_full(), "could not be brought back");
+                true
+            }
         }
     }
 }
@@ -49,10 +86,8 @@ impl Agent {
 impl Registry {
     /// Brings back all that is due, without anybody reaching for it.
     pub fn go_on(&self) {
-        let due: Vec<_> = self.all().into_iter().filter(|agent| agent.goes_on()).collect();
-        self.ctx
-            .going_on
-            .spawn(stream::iter(due).for_each_concurrent(AT_ONCE, Agent::bring_back));
+        let ending = self.ctx.ending.clone();
+        self.ctx.going_on.spawn(bring_back_all(self.all(), ending));
         self.ctx.going_on.close();
     }
 
@@ -61,6 +96,26 @@ impl Registry {
         self.ctx.ending.cancel();
         self.ctx.going_on.close();
         self.ctx.going_on.wait().await;
+    }
+}
+
+async fn bring_back_all(mut due: Vec<Arc<Agent>>, ending: CancellationToken) {
+    let mut pause = AGAIN;
+    loop {
+        due = stream::iter(due)
+            .map(|agent| async move { agent.clone().bring_back().await.then_some(agent) })
+            .buffer_unordered(AT_ONCE)
+            .filter_map(std::future::ready)
+            .collect()
+            .await;
+        if due.is_empty() {
+            return;
+        }
+        tokio::select! {
+            () = ending.cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+        pause = (2 * pause).min(AT_LAST);
     }
 }
 

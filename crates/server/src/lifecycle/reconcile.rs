@@ -236,6 +236,10 @@ async fn settle(ctx: &Arc<Context>, found: &Found, mut record: AgentRecord) {
             .clone_from(holds);
     }
     ctx.enroll(&agent);
+    // Nobody has stopped it, and it is to be always on.
+    if was_up && agent.sleep().keep_awake {
+        agent.is_to_go_on().await;
+    }
     let settled = match plan {
         Plan::Keep if found.boxes.contains(&id) => sweep(&agent).await,
         Plan::Keep => Ok(()),
@@ -258,10 +262,6 @@ async fn settle(ctx: &Arc<Context>, found: &Found, mut record: AgentRecord) {
             tracing::error!(agent = %agent.profile.name, %error, "and that could not be recorded");
             agent.publish(Status::now(State::Failed, reason));
         }
-    }
-    // Nobody has stopped it, and it is to be always on.
-    if was_up && agent.sleep().keep_awake && matches!(agent.state(), State::Stopped | State::Hibernated) {
-        agent.is_to_go_on().await;
     }
 }
 

@@ -257,26 +257,26 @@ impl Registry {
             .filter(|agent| has_box(agent.state()))
             .collect();
         let put = |agent: Arc<Agent>| async move {
-            let done = async {
-                match boxes {
-                    OnShutdown::Leave => Ok(()),
-                    OnShutdown::Stop => {
-                        agent.stop(None).await?;
-                        if agent.sleep().keep_awake && !agent.is_gone() {
-                            agent.is_to_go_on().await;
-                        }
-                        Ok(())
-                    }
-                    OnShutdown::Hibernate if go_on::is_up(agent.state()) => {
-                        agent.is_to_go_on().await;
-                        let why = "the daemon ends; it goes on with the next".to_owned();
-                        agent.ask(Request::Hibernate { why }).await
-                    }
-                    OnShutdown::Hibernate => {
-                        let why = "the daemon ends".to_owned();
-                        agent.ask(Request::Hibernate { why }).await
-                    }
+            let is_up = go_on::is_up(agent.state());
+            let (goes_on, request) = match boxes {
+                OnShutdown::Leave => return,
+                OnShutdown::Stop => {
+                    let grace = agent.ctx.stop_grace;
+                    (is_up && agent.sleep().keep_awake, Request::Stop { grace })
                 }
+                OnShutdown::Hibernate => {
+                    let why = match is_up {
+                        true => "the daemon ends; it goes on with the next",
+                        false => "the daemon ends",
+                    };
+                    (is_up, Request::Hibernate { why: why.to_owned() })
+                }
+            };
+            let done = async {
+                if goes_on {
+                    agent.is_to_go_on().await;
+                }
+                agent.ask(request).await
             };
             match tokio::time::timeout(patience, done).await {
                 Ok(Ok(())) => {}

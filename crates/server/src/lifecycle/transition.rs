@@ -299,6 +299,7 @@ async fn come_to_rest(
             agent.may_be_savable();
             let generation = agent.publish_box(status, up.record);
             watcher::spawn(agent, generation);
+            agent.has_gone_on().await;
             agent.ctx.faults.reach(Point::StartFinished).await?;
             Ok(())
         }
