@@ -1,7 +1,7 @@
 //! An agent as the rest of the server holds it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -46,9 +46,9 @@ pub struct Agent {
     pub(super) sleep: sleep::Settings,
     /// When its box was last started from its files.
     started: Mutex<Option<Instant>>,
-    /// Nothing was seen of it since.
     /// See [`super::go_on`].
-    pub(super) goes_on: tokio::sync::Mutex<bool>,
+    pub(super) goes_on: AtomicBool,
+    /// Nothing was seen of it since.
     quiet_since: Mutex<Instant>,
 }
 
@@ -121,7 +121,7 @@ impl Agent {
             inbox: Mutex::default(),
             bell: Notify::new(),
             open: AtomicUsize::new(0),
-            goes_on: tokio::sync::Mutex::new(record.goes_on),
+            goes_on: AtomicBool::new(record.goes_on),
             links: Links::default(),
             port_links: Links::default(),
             lag: Lag::default(),

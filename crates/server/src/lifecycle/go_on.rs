@@ -3,6 +3,7 @@
 //! That an agent is due is recorded before it is put away, and holds until it runs again or somebody wants it otherwise.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
@@ -18,19 +19,20 @@ const AGAIN: Duration = Duration::from_secs(10);
 const AT_LAST: Duration = Duration::from_secs(3600);
 
 impl Agent {
-    async fn set_goes_on(&self, goes_on: bool) -> Result<(), Trouble> {
-        let known = self.goes_on.lock().await;
-        self.record_goes_on(known, goes_on).await
+    fn goes_on(&self) -> bool {
+        self.goes_on.load(Ordering::Relaxed)
     }
 
-    async fn record_goes_on(
-        &self,
-        mut known: tokio::sync::MutexGuard<'_, bool>,
-        goes_on: bool,
-    ) -> Result<(), Trouble> {
-        if *known != goes_on {
+    async fn set_goes_on(&self, goes_on: bool) -> Result<(), Trouble> {
+        let _turn = self.ctx.whether_to_go_on.lock().await;
+        self.record_goes_on(goes_on).await
+    }
+
+    /// For whoever has the turn.
+    async fn record_goes_on(&self, goes_on: bool) -> Result<(), Trouble> {
+        if self.goes_on() != goes_on {
             self.ctx.store.set_goes_on(&self.profile.id, goes_on).await?;
-            *known = goes_on;
+            self.goes_on.store(goes_on, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -44,11 +46,14 @@ impl Agent {
 
     /// It runs. What the end of the daemon asks for holds all the same.
     pub(super) async fn has_gone_on(&self) {
-        let known = self.goes_on.lock().await;
+        if !self.goes_on() {
+            return;
+        }
+        let _turn = self.ctx.whether_to_go_on.lock().await;
         if self.ctx.ending.is_cancelled() {
             return;
         }
-        if let Err(trouble) = self.record_goes_on(known, false).await {
+        if let Err(trouble) = self.record_goes_on(false).await {
             tracing::warn!(agent = %self.profile.name, reason = %trouble.in_full(), "will be brought back once more");
         }
     }
@@ -67,7 +72,7 @@ impl Agent {
     /// Whether it is still due afterwards.
     async fn bring_back(self: Arc<Self>) -> bool {
         // Somebody may have had another wish meanwhile.
-        if !*self.goes_on.lock().await || self.is_gone() || self.ctx.ending.is_cancelled() {
+        if !self.goes_on() || self.is_gone() || self.ctx.ending.is_cancelled() {
             return false;
         }
         match self.ensure_running().await {

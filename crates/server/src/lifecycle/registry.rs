@@ -53,6 +53,8 @@ pub(super) struct Context {
     /// Cancelled before boxes are put away.
     pub(super) ending: CancellationToken,
     pub(super) going_on: TaskTracker,
+    /// Held by whoever records that an agent goes on, or does not.
+    pub(super) whether_to_go_on: tokio::sync::Mutex<()>,
     /// Counts the changes that were recorded.
     pub(super) recorded: watch::Sender<u64>,
     /// Where the watcher is told of changes, once there is one.
@@ -155,6 +157,7 @@ impl Registry {
             closed: CancellationToken::new(),
             ending: CancellationToken::new(),
             going_on: TaskTracker::new(),
+            whether_to_go_on: tokio::sync::Mutex::default(),
             recorded: watch::Sender::new(0),
             watcher: OnceLock::new(),
             roster: RwLock::default(),

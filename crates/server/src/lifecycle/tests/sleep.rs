@@ -435,6 +435,77 @@ async fn whoever_is_due_and_wanted_otherwise_meanwhile_is_not_brought_back() {
     world.assert_in_order().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn whoever_could_not_be_brought_back_is_tried_again_until_it_runs() {
+    let mut world = World::new().await;
+    world.running("one").await;
+    let patience = std::time::Duration::from_secs(60);
+    let hibernate = crate::config::OnShutdown::Hibernate;
+    world.registry.shut_down(hibernate, patience).await;
+    world.restart().await;
+    world.faults.arm(Point::WakeBegun, Action::Fail);
+    world.registry.go_on();
+    reaches(&world.get("one").unwrap(), State::Running).await;
+    // Whoever is asleep after that has been put to sleep.
+    world.registry.go_on_no_more().await;
+    world.get("one").unwrap().idle("idle".to_owned()).await.unwrap();
+    world.get("one").unwrap().retire("idle".to_owned()).await.unwrap();
+    world.restart().await;
+    world.registry.go_on();
+    world.registry.go_on_no_more().await;
+    assert_eq!(world.get("one").unwrap().state(), State::Hibernated);
+}
+
+#[tokio::test]
+async fn what_is_always_on_comes_back_also_if_it_could_not_be_stopped_in_order() {
+    let mut world = World::new().await;
+    let agent = world.running("always").await;
+    let keep_awake = SleepChange {
+        keep_awake: Some(true),
+        ..Default::default()
+    };
+    agent.set_sleep(keep_awake).await.unwrap();
+    world.faults.arm(Point::StopBoxGone, Action::Fail);
+    let (stop, patience) = (
+        crate::config::OnShutdown::Stop,
+        std::time::Duration::from_secs(60),
+    );
+    world.registry.shut_down(stop, patience).await;
+    world.restart().await;
+    world.registry.go_on();
+    reaches(&world.get("always").unwrap(), State::Running).await;
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn what_is_always_on_comes_back_after_the_daemon_has_stopped_it_unless_somebody_paused_it() {
+    let mut world = World::new().await;
+    for name in ["always", "paused", "idle"] {
+        world.running(name).await;
+    }
+    let keep_awake = SleepChange {
+        keep_awake: Some(true),
+        ..Default::default()
+    };
+    for name in ["always", "paused"] {
+        let agent = world.get(name).unwrap();
+        agent.set_sleep(keep_awake).await.unwrap();
+    }
+    world.get("paused").unwrap().pause().await.unwrap();
+    let (stop, patience) = (
+        crate::config::OnShutdown::Stop,
+        std::time::Duration::from_secs(60),
+    );
+    world.registry.shut_down(stop, patience).await;
+    world.restart().await;
+    world.registry.go_on();
+    reaches(&world.get("always").unwrap(), State::Running).await;
+    world.registry.go_on_no_more().await;
+    let state = |name: &str| world.get(name).unwrap().state();
+    assert_eq!([state("paused"), state("idle")], [State::Stopped, State::Stopped]);
+    world.assert_in_order().await;
+}
+
 #[tokio::test]
 async fn nothing_is_brought_back_once_the_daemon_ends() {
     let mut world = World::new().await;
