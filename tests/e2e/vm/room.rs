@@ -31,16 +31,17 @@ pub(super) fn what_a_machine_had_in_memory_is_nowhere_once_that_is_given_up() ->
     let server = Server::shared()?;
     let agent = server.agent_with("forgetful", &["--isolation", "vm", "--memory", "256M", "--cpus", "1"])?;
     let pool = server.data.join("pool");
-    let taken = |flags: &[&str]| -> Result<bool> {
-        let id = server.dorm(&[&["snapshot", &agent.name], flags].concat())?.text()?;
-        Ok(pool.join("snapshots").join(id.trim()).join("memory").exists())
-    };
-    ensure!(taken(&[])?, "a full snapshot has no memory");
-    ensure!(!taken(&["--files-only"])?, "a snapshot of files has the memory");
-    let name = format!("{}-fork", agent.name);
-    server.dorm(&["fork", &agent.name, &name, "--files-only", "--no-start"])?.succeeded()?;
-    let fork = server.adopt(&name)?;
-    ensure!(!pool.join("homes").join(&fork.id).join("memory").exists(), "a fork of files has the memory");
+    let take = |flags: &[&str]| Ok::<_, anyhow::Error>(server.dorm(&[&["snapshot", &agent.name], flags].concat())?.text()?.trim().to_owned());
+    let has_memory = |snapshot: &str| pool.join("snapshots").join(snapshot).join("memory").exists();
+    let full = take(&[])?;
+    ensure!(has_memory(&full), "a full snapshot has no memory");
+    ensure!(!has_memory(&take(&["--files-only"])?), "a snapshot of files has the memory");
+    for (suffix, from) in [("live", &[][..]), ("full", &["--from", &full])] {
+        let name = format!("{}-{suffix}", agent.name);
+        server.dorm(&[&["fork", &agent.name, &name, "--files-only", "--no-start"], from].concat())?.succeeded()?;
+        let fork = server.adopt(&name)?;
+        ensure!(!pool.join("homes").join(&fork.id).join("memory").exists(), "a fork of files has the memory: {suffix}");
+    }
 
     let memory = pool.join("homes").join(&agent.id).join("memory");
     agent.hibernate()?;
