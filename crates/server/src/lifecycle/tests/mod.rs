@@ -24,6 +24,7 @@ mod crash;
 mod drive;
 mod durable;
 mod full;
+mod go_on;
 mod idle;
 mod law;
 mod model;
