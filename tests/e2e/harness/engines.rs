@@ -296,6 +296,7 @@ const VM_CANNOT: Cannot = &[
         "its memory is a file of its home, which counts as its files, and a machine that needs more of it on a full disk ends",
         &[
             "a_snapshot_tells_what_it_holds_beyond_the_one_before",
+            "a_full_disk_leaves_agents_as_they_are_until_there_is_room",
             "nothing_is_acknowledged_that_cannot_be_recorded",
             "whichever_write_the_disk_is_full_at_nothing_is_lost",
             "a_disk_that_is_full_has_room_again_once_something_is_deleted",
@@ -311,6 +312,7 @@ const VM_CANNOT: Cannot = &[
     (
         "CRIU has no part in it",
         &[
+            "a_restore_that_does_not_come_to_an_end_is_given_up_and_the_memory_is_not",
             "a_criu_that_is_killed_at_its_work_costs_no_memory",
             "an_image_that_is_given_up_leaves_no_strange_files_in_the_home",
         ],
