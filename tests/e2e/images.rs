@@ -10,6 +10,7 @@ harness::tests![
     a_durable_box_that_ends_in_its_sleep_loses_nothing,
     a_restore_that_does_not_come_to_an_end_is_given_up_and_the_memory_is_not,
     a_criu_that_is_killed_at_its_work_costs_no_memory,
+    a_helper_that_stands_still_does_not_hold_up_the_daemons_end,
     an_image_that_is_given_up_leaves_no_strange_files_in_the_home,
     a_crash_leaves_no_strange_files_in_the_home,
 ];
@@ -74,6 +75,13 @@ fn a_criu_that_is_killed_at_its_work_costs_no_memory() -> Result<()> {
     ensure!(agent.state()? == "hibernated", "it is {}", agent.show()?);
     server.in_order()?;
     still_waits(&agent)
+}
+
+fn a_helper_that_stands_still_does_not_hold_up_the_daemons_end() -> Result<()> {
+    let server = Server::start()?;
+    kill_process(spare_criu(&server)?, Signal::STOP)?;
+    ensure!(server.sigterm()? == 0);
+    server.launch(&[])
 }
 
 /// A file that is open under a name which is gone, and has another: CRIU gives it a third.

@@ -3,12 +3,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use dorm_sys::process::Process;
 use tokio::process::Child;
 
 use super::{Job, Preparation, Report, SUBCOMMAND, Spec};
 use crate::packet::PacketSocket;
+
+/// It ends at once, unless somebody holds it.
+const ENDED_WITHIN: Duration = Duration::from_secs(2);
 
 /// One that is prepared and waits for what to do.
 #[derive(Debug)]
@@ -115,11 +119,13 @@ impl Launcher {
             .unwrap_or_default()
     }
 
-    /// Lets it end, and waits for that.
+    /// Lets it end, and waits for that. One that has nothing to do and does not end is killed.
     pub(crate) async fn end(self) {
         let Self { mut process, socket } = self;
         drop(socket);
-        let _ = process.wait().await;
+        if tokio::time::timeout(ENDED_WITHIN, process.wait()).await.is_err() {
+            let _ = process.kill().await;
+        }
     }
 }
 
