@@ -373,6 +373,8 @@ fn the_end_of_a_machine_is_noticed_and_told_as_what_it_is() -> Result<()> {
     rustix::process::kill_process(qemu, rustix::process::Signal::KILL)?;
     ends("QEMU was killed by signal 9")?;
     agent.sh("echo kept > ~/file; sync")?.succeeded()?;
+    // Any fault of its kernel is its end, and not a machine in which programs hang.
+    ensure!(agent.sh_text("cat /proc/sys/kernel/panic_on_oops")? == "1");
     // Nobody waits for it, who would start the machine again.
     let panic = "sleep 1; echo c > /proc/sysrq-trigger";
     agent.exec_with(&["-d", "-u", "root"], &["sh", "-c", panic])?.succeeded()?;

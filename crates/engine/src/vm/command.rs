@@ -75,8 +75,8 @@ impl Hardware {
         );
         add("kernel", KERNEL.to_owned());
         add("initrd", INITRD.to_owned());
-        // A panic ends the machine, and with it the box.
-        let mut told = "console=ttyS0 quiet panic=-1 no_timer_check".to_owned();
+        // A panic ends the machine, and with it the box. So does any other fault of its kernel, which may hold a lock that everybody waits for.
+        let mut told = "console=ttyS0 quiet panic=-1 oops=panic no_timer_check".to_owned();
         if self.modules {
             told = format!("{told} {WITH_MODULES}");
         }
