@@ -43,6 +43,7 @@ impl Vm {
             kernel: Some(qemu.kernel_version.clone()),
             volumes: !spec.volumes.is_empty(),
         };
+        let _turn = self.booting.acquire().await;
         let pool = &self.host.pool;
         pool.renew_machine_memory(&spec.id, hardware.memory).await?;
         let guest = &self.host.guest.hash;
