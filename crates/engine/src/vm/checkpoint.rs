@@ -13,7 +13,7 @@ use super::Vm;
 use super::command::Hardware;
 use super::link::refused;
 use super::reach::{in_time, now_ms, too_late};
-use super::start::{READY_WITHIN, entropy};
+use super::start::entropy;
 use crate::criu::manifest::Manifest;
 use crate::host::image::Unfinished;
 use crate::host::{LiveBox, ended, failed, record_of};
@@ -23,6 +23,8 @@ use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, Result};
 pub(super) const STATE: &str = "state";
 /// [`Hardware`], as JSON.
 pub(super) const HARDWARE: &str = "hardware.json";
+/// How long a machine that has gone on may take to hear who it is. Its guest waits a little longer before it lets the processes go on without.
+const INTRODUCED_WITHIN: Duration = Duration::from_secs(120);
 /// How long a QEMU that says nothing any more may take to be gone.
 const ENDED_WITHIN: Duration = Duration::from_secs(5);
 
@@ -122,7 +124,7 @@ impl Vm {
             .map_err(io::Error::other)?;
         let told = async {
             loop {
-                let link = self.link(live, READY_WITHIN).await?;
+                let link = self.link(live, INTRODUCED_WITHIN).await?;
                 let order = Order::Resume {
                     hostname: spec.hostname.clone(),
                     network: network.clone(),
@@ -144,7 +146,7 @@ impl Vm {
             }
         };
         tokio::select! {
-            told = tokio::time::timeout(READY_WITHIN, told) => told.map_err(|_| too_late())?,
+            told = tokio::time::timeout(INTRODUCED_WITHIN, told) => told.map_err(|_| too_late())?,
             _ = ended(&live.process) => Err(io::Error::other("the machine has ended")),
         }
     }

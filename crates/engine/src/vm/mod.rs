@@ -56,15 +56,13 @@ pub(crate) struct Vm {
     filter: Vec<u8>,
     talks: Mutex<HashMap<Id, Arc<Talk>>>,
     files: volumes::Servers,
-    /// Machines that boot at once, a few for each processor: of many more none would be up in time.
+    /// One machine for each processor boots at a time: of many at once none would be up in time.
     booting: Semaphore,
 }
 
 /// How many connections to ports may wait for an answer at once. Of streams that the guest has said nothing on there can be 256, and a
 /// program that accepts nothing must not take all of them.
 const CONNECTING: usize = 128;
-
-const BOOTING_ON_EACH: usize = 2;
 
 /// What is known of the guest of a machine, beside what the host keeps.
 #[derive(Debug)]
@@ -110,7 +108,7 @@ impl Vm {
             filter: filter.to_bytes(),
             talks: Mutex::default(),
             files: volumes::Servers::new()?,
-            booting: Semaphore::new(BOOTING_ON_EACH * processors),
+            booting: Semaphore::new(processors),
         })
     }
 

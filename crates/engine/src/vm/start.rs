@@ -20,8 +20,8 @@ use crate::{BoxRecord, BoxSpec, EngineError, Isolation, Result};
 
 /// How long QEMU may take to be there.
 const LAUNCHED_WITHIN: Duration = Duration::from_secs(30);
-/// How long a guest may take to answer. In emulation, on a busy host, a kernel takes its time.
-pub(super) const READY_WITHIN: Duration = Duration::from_secs(120);
+/// How long a guest may take to answer. In emulation, on a host with many other machines, a kernel takes its time; that it fails is noticed at once.
+const READY_WITHIN: Duration = Duration::from_secs(300);
 const PAUSE: Duration = Duration::from_millis(2);
 /// What QEMU takes beside the machine's memory: code translated at run time, mostly.
 const OWN_MEMORY: u64 = 320 << 20;
