@@ -18,7 +18,7 @@ pub(crate) struct Args {
     /// How many
     #[arg(long, value_name = "N")]
     count: Option<u32>,
-    /// As it was at this snapshot, by id or label
+    /// As it was at this snapshot, by id or label; the newest, where several have the label
     #[arg(long, value_name = "SNAPSHOT")]
     from: Option<String>,
     /// Without the memory

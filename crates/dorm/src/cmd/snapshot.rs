@@ -46,7 +46,7 @@ pub(crate) async fn take(global: &Global, args: TakeArgs) -> Result<()> {
 pub(crate) struct ListArgs {
     /// Name or id
     name: String,
-    /// Delete this one, by id or label
+    /// Delete this one, by id or by a label that no other has
     #[arg(long, value_name = "SNAPSHOT")]
     delete: Vec<String>,
 }
@@ -86,7 +86,7 @@ pub(crate) async fn list(global: &Global, args: ListArgs) -> Result<()> {
 pub(crate) struct RollbackArgs {
     /// Name or id
     name: String,
-    /// Id or label
+    /// Id or label; the newest, where several have the label
     snapshot: String,
 }
 

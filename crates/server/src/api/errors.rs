@@ -111,6 +111,8 @@ impl From<Trouble> for ApiError {
                 return Self::new(Code::NotFound, trouble.to_string())
                     .hint("`dorm snapshots NAME` shows its snapshots");
             }
+            Trouble::SameLabel(_) => Self::new(Code::Conflict, trouble.to_string())
+                .hint("name one by its id; `dorm snapshots NAME` shows them"),
             Trouble::OtherIsolation { then, .. } => Self::new(Code::Conflict, trouble.to_string()).hint(format!(
                 "give the agent that isolation first, by `dorm set NAME --isolation {then}`; \
                  for a copy of the files alone, `dorm fork --files-only`"

@@ -92,15 +92,16 @@ async fn list(
 
 /// Delete a snapshot
 #[utoipa::path(delete, path = "/v1/agents/{agent}/snapshots/{snapshot}", tag = "snapshots",
-    params(("agent", description = "Name or id"), ("snapshot", description = "Id or label")),
-    responses((status = 204), (status = 404, body = ErrorBody)))]
+    params(("agent", description = "Name or id"), ("snapshot", description = "Id, or a label that no other has")),
+    responses((status = 204), (status = 404, body = ErrorBody),
+    (status = 409, description = "Several have the label", body = ErrorBody)))]
 async fn delete(
     State(state): State<AppState>,
     Extension(workspace): Extension<Workspace>,
     Path((agent, snapshot)): Path<(String, String)>,
 ) -> ApiResult<StatusCode> {
     let agent = state.registry.get(&workspace, &agent)?;
-    let snapshot = agent.find_snapshot(&snapshot).await?;
+    let snapshot = agent.find_only_snapshot(&snapshot).await?;
     agent.delete_snapshot(&snapshot).await?;
     Ok(StatusCode::NO_CONTENT)
 }

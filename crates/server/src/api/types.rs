@@ -343,7 +343,7 @@ pub struct Snapshot {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rollback {
-    /// Id or label of a snapshot of this agent.
+    /// Id or label of a snapshot of this agent; of several with the label, the newest is meant.
     pub snapshot: String,
 }
 

@@ -96,15 +96,29 @@ impl Agent {
 
     /// By id, or by label: the newest of that label.
     pub async fn find_snapshot(&self, id_or_label: &str) -> Result<SnapshotRecord, Trouble> {
-        let all = self.snapshots().await?;
-        let by_id = all.iter().find(|snapshot| snapshot.id.as_str() == id_or_label);
-        let by_label = || {
-            let labelled =
-                |snapshot: &&SnapshotRecord| !id_or_label.is_empty() && snapshot.label == id_or_label;
-            all.iter().rfind(labelled)
-        };
-        let found = by_id.or_else(by_label).cloned();
-        found.ok_or_else(|| Trouble::NoSnapshot(id_or_label.to_owned()))
+        let newest = self.matching_snapshots(id_or_label).await?.pop();
+        newest.ok_or_else(|| Trouble::NoSnapshot(id_or_label.to_owned()))
+    }
+
+    /// By id, or by a label that no other has: for what cannot be undone.
+    pub async fn find_only_snapshot(&self, id_or_label: &str) -> Result<SnapshotRecord, Trouble> {
+        let mut matching = self.matching_snapshots(id_or_label).await?;
+        match (matching.pop(), matching.is_empty()) {
+            (Some(only), true) => Ok(only),
+            (Some(_), false) => Err(Trouble::SameLabel(id_or_label.to_owned())),
+            (None, _) => Err(Trouble::NoSnapshot(id_or_label.to_owned())),
+        }
+    }
+
+    /// The one with the id, or all with the label, the newest last.
+    async fn matching_snapshots(&self, id_or_label: &str) -> Result<Vec<SnapshotRecord>, Trouble> {
+        let mut all = self.snapshots().await?;
+        let by_id = all.iter().position(|snapshot| snapshot.id.as_str() == id_or_label);
+        if let Some(index) = by_id {
+            return Ok(vec![all.swap_remove(index)]);
+        }
+        all.retain(|snapshot| !id_or_label.is_empty() && snapshot.label == id_or_label);
+        Ok(all)
     }
 
     /// From now on the snapshot outlives the agent.

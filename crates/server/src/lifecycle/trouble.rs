@@ -16,6 +16,8 @@ pub enum Trouble {
     NotFound(String),
     #[error("there is no snapshot {0:?} of it")]
     NoSnapshot(String),
+    #[error("more than one snapshot of it has the label {0:?}")]
+    SameLabel(String),
     /// Memory that one engine wrote means nothing to another.
     #[error("the memory of the snapshot is that of a box with isolation {then}, and the agent has {now} now")]
     OtherIsolation { then: Isolation, now: Isolation },

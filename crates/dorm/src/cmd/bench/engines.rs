@@ -133,9 +133,7 @@ impl Of<'_> {
             measured.extend(self.wake(&agent, n).await?);
             if n == 0 {
                 bench.ask(&agent.name, "/hibernate").await?;
-                let shown: Agent = bench.client.get(&agent_path(&agent.name, "")).await?;
-                let size = shown.image_size.context("a hibernated agent has an image")?;
-                figures.push(Figure::mib(names.size, size as f64));
+                figures.push(Figure::mib(names.size, self.on_disk(&agent).await?));
                 if self.kind == Choice::Vm {
                     measured.push(self.boot_alone(&agent).await?);
                 }
@@ -143,6 +141,14 @@ impl Of<'_> {
             bench.delete(&agent.name).await?;
         }
         Ok((measured, figures))
+    }
+
+    /// All that is its own there: a machine's memory is among its files, and other memory is in the image.
+    async fn on_disk(&self, agent: &Agent) -> Result<f64> {
+        let all: Vec<Agent> = self.bench.client.get("/v1/agents?usage=true").await?;
+        let this = all.iter().find(|one| one.id == agent.id);
+        let used = this.and_then(|this| this.disk_used);
+        Ok(used.context("cannot tell what a hibernated agent has on disk")? as f64)
     }
 
     /// What an agent in which nothing runs takes.

@@ -25,6 +25,12 @@ async fn a_live_agent_goes_on_after_its_snapshot() {
         all[1],
         "the newest of a label"
     );
+    let ambiguous = agent.find_only_snapshot("before").await;
+    assert!(matches!(ambiguous, Err(Trouble::SameLabel(_))), "{ambiguous:?}");
+    assert_eq!(
+        agent.find_only_snapshot(all[0].id.as_str()).await.unwrap(),
+        all[0]
+    );
     assert_eq!(
         world.engine.memory(&agent.profile.id).as_deref(),
         Some("a secret")
