@@ -34,7 +34,7 @@ pub const LIST_SOCKETS: u8 = b'l';
 /// Bytes of a secret, which is text.
 pub const SECRET_LENGTH: usize = 64;
 /// Generation of the guest protocol. Fields and methods are only ever added.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 /// Where the guest's own binary is mounted in the box.
 pub const GUEST_PATH: &str = "/run/dorm/guest";
 /// Where a program finds the id of its agent. A fork's guest writes it anew, so it tells a program that was

@@ -1,9 +1,10 @@
 //! Clients and connections, when the agent at their other end is put to disk on purpose.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
+use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::harness::{self, Options, Outside, Server, Terminal};
 
@@ -11,6 +12,7 @@ harness::tests![
     a_detached_run_goes_on_and_all_of_its_output_is_there,
     an_open_exec_stream_is_attached_again_with_nothing_lost,
     a_shell_on_a_terminal_keeps_its_variables_and_is_woken_by_a_key,
+    input_on_its_way_is_neither_lost_nor_sent_twice,
     processes_that_lose_their_input_with_the_box_change_no_file,
     connections_to_the_outside_end_and_listeners_go_on,
     an_orderly_end_puts_agents_to_disk_and_the_next_daemon_goes_on_with_those_that_ran,
@@ -76,6 +78,47 @@ fn a_shell_on_a_terminal_keeps_its_variables_and_is_woken_by_a_key() -> Result<(
     terminal.sees("again only-in-42")?;
     terminal.press("exit 5\r")?;
     ensure!(terminal.end()? == 5, "{}", terminal.screen());
+    Ok(())
+}
+
+/// Takes its time over what it is given.
+const SLOW: &str = r#"
+import os, time
+kept = open('/tmp/got', 'wb', 0)
+while part := os.read(0, 65536):
+    kept.write(part)
+    time.sleep(0.05)
+"#;
+
+fn input_on_its_way_is_neither_lost_nor_sent_twice() -> Result<()> {
+    let server = Server::start()?;
+    let agent = server.agent("fed")?;
+    let mut client = server
+        .command(&["exec", "-i", &agent.name, "--", "python3", "-c", SLOW])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let sent: String = (0..100_000).map(|i| format!("{i:049}\n")).collect();
+    let mut input = client.stdin.take().context("piped")?;
+    let feeding = thread::spawn({
+        let sent = sent.clone();
+        move || input.write_all(sent.as_bytes())
+    });
+    let grown = |least: u64| agent.until("enough has come", &format!("[ $(stat -c %s /tmp/got) -ge {least} ]"));
+    grown(300_000)?;
+    agent.hibernate()?;
+    agent.wake()?;
+    grown(1_000_000)?;
+    server.kill9()?;
+    server.launch(&[])?;
+    grown(2_000_000)?;
+    server.dorm(&["snapshot", &agent.name])?.succeeded()?;
+    let end = client.wait_with_output()?;
+    ensure!(end.status.success(), "{}: {}", end.status, String::from_utf8_lossy(&end.stderr));
+    feeding.join().map_err(|_| anyhow!("the input was not written"))??;
+    let got = agent.sh_text("cat /tmp/got")?;
+    ensure!(got == sent.trim_end(), "{} bytes of {} came, or others", got.len(), sent.len());
     Ok(())
 }
 

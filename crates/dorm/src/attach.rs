@@ -15,6 +15,8 @@ use crate::{output, terminal};
 
 const SIGPIPE: i32 = 13;
 const INPUT_CHUNK: usize = 64 << 10;
+/// What Ctrl-D sends.
+const END_OF_INPUT: &[u8] = &[4];
 /// How long a lost connection is tried again: a daemon that restarts is back by then.
 const REATTACH_FOR: Duration = Duration::from_secs(20);
 const TWICE: Duration = Duration::from_secs(1);
@@ -131,9 +133,12 @@ async fn pump_output(guest: &Guest<'_>, run: &Selector, mut events: Events, sink
 }
 
 fn lost(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<Failure>()
-        .is_some_and(|f| f.exit() == Exit::Unreachable)
+    has_exit(error, &[Exit::Unreachable])
+}
+
+fn has_exit(error: &anyhow::Error, exits: &[Exit]) -> bool {
+    let failure = error.downcast_ref::<Failure>();
+    failure.is_some_and(|failure| exits.contains(&failure.exit()))
 }
 
 /// The run outlives the connection; a daemon that comes back leads to it again.
@@ -167,27 +172,70 @@ async fn pump_input(guest: &Guest<'_>, run: &Selector, input: Input) -> Result<(
     }
     let mut stdin = tokio::io::stdin();
     let mut buffer = vec![0; INPUT_CHUNK];
+    let mut feed = Feed {
+        guest,
+        run,
+        input,
+        offset: Some(0),
+    };
     loop {
         let read = stdin.read(&mut buffer).await?;
-        let sent = match (read, input) {
-            (0, Input::Pty) => guest.send_input(run, vec![4], true).await,
-            (0, _) => guest.close_stdin(run).await,
-            (read, _) => {
-                guest
-                    .send_input(run, buffer[..read].to_vec(), input == Input::Pty)
-                    .await
-            }
-        };
-        match sent {
+        match feed.pass_on(&buffer[..read]).await {
             Ok(()) if read == 0 => return Ok(()),
             Ok(()) => {}
-            Err(e) if lost(&e) => tokio::time::sleep(TWICE).await,
             // The command has ended or closed its input; the output side knows more.
-            Err(_) => return Ok(()),
+            Err(e) if has_exit(&e, &[Exit::NotFound, Exit::Conflict]) => return Ok(()),
+            Err(e) => return Err(e.context("the command's input was cut off")),
         }
     }
 }
 
+/// Input on its way to a run, none of which is lost or sent twice when a connection is.
+struct Feed<'a> {
+    guest: &'a Guest<'a>,
+    run: &'a Selector,
+    input: Input,
+    /// Bytes that were sent; absent where the guest is too old to be told.
+    offset: Option<u64>,
+}
+
+impl Feed<'_> {
+    /// Nothing stands for the end.
+    async fn pass_on(&mut self, data: &[u8]) -> Result<()> {
+        loop {
+            let Err(error) = self.send(data).await else {
+                return Ok(());
+            };
+            if has_exit(&error, &[Exit::Unimplemented]) && self.offset.take().is_some() {
+                continue;
+            }
+            let again = has_exit(&error, &[Exit::Unreachable, Exit::Unavailable]);
+            if !again || (self.offset.is_none() && !data.is_empty()) {
+                return Err(error);
+            }
+            tokio::time::sleep(TWICE).await;
+            // What is typed wakes an agent that was put to sleep; what merely flows does not.
+            while self.input != Input::Pty && self.guest.asleep().await.is_some() {
+                tokio::time::sleep(TWICE).await;
+            }
+        }
+    }
+
+    async fn send(&mut self, data: &[u8]) -> Result<()> {
+        let pty = self.input == Input::Pty;
+        let data = match (data.is_empty(), pty) {
+            (true, false) => return self.guest.close_stdin(self.run).await,
+            (true, true) => END_OF_INPUT,
+            (false, _) => data,
+        };
+        let Some(offset) = self.offset else {
+            return self.guest.send_input(self.run, data, pty).await;
+        };
+        self.guest.feed_input(self.run, data, pty, offset).await?;
+        self.offset = Some(offset + data.len() as u64);
+        Ok(())
+    }
+}
 /// Returns when the user wants to go without the run: at a second Ctrl-C within a second.
 async fn pump_signals(guest: &Guest<'_>, run: &Selector, pty: bool) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;

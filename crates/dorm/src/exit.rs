@@ -17,6 +17,10 @@ pub(crate) enum Exit {
     Conflict,
     Unauthorized,
     Unreachable,
+    /// The daemon is about to end, or the agent to sleep: it may do it when asked again.
+    Unavailable,
+    /// By a guest that is older than this program.
+    Unimplemented,
     Timeout,
     /// Not to this user in the box.
     Denied,
@@ -29,7 +33,7 @@ pub(crate) enum Exit {
 impl Exit {
     pub(crate) fn code(self) -> i32 {
         match self {
-            Self::Error | Self::Denied => 1,
+            Self::Error | Self::Denied | Self::Unavailable | Self::Unimplemented => 1,
             Self::Usage => 2,
             Self::NotFound => 3,
             Self::Conflict => 4,
@@ -49,6 +53,8 @@ impl Exit {
             "unauthorized" => Self::Unauthorized,
             "permission_denied" => Self::Denied,
             "deadline_exceeded" => Self::Timeout,
+            "unavailable" => Self::Unavailable,
+            "unimplemented" => Self::Unimplemented,
             _ => return None,
         })
     }

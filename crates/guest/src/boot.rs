@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 
@@ -14,6 +14,7 @@ use dorm_proto::boot::{
 use serde::de::DeserializeOwned;
 
 use crate::log::log;
+use crate::plain_file;
 use crate::sys::{self, check};
 
 /// The socket to the daemon. It leads out of the box, so it must be gone before the guest serves.
@@ -168,7 +169,7 @@ pub(crate) fn apply(agent_id: &str, hostname: &str, nameservers: &[String]) {
     if !agent_id.is_empty() {
         write_logged(Path::new(AGENT_ID_PATH), format!("{agent_id}\n").as_bytes());
     }
-    let former = fs::read_to_string("/etc/hostname").unwrap_or_default();
+    let former = plain_file::text("/etc/hostname");
     if !hostname.is_empty() {
         write_logged(Path::new("/etc/hostname"), format!("{hostname}\n").as_bytes());
         // The launcher, or whoever restores a container, has done that already, and may; elsewhere it is the guest's part.
@@ -176,7 +177,7 @@ pub(crate) fn apply(agent_id: &str, hostname: &str, nameservers: &[String]) {
         unsafe { libc::sethostname(hostname.as_ptr().cast(), hostname.len()) };
     }
     let hosts = Path::new("/etc/hosts");
-    let old = fs::read_to_string(hosts).unwrap_or_default();
+    let old = plain_file::text(hosts);
     if let Some(new) = with_hosts(&old, former.trim(), hostname) {
         write_logged(hosts, new.as_bytes());
     }
@@ -185,33 +186,18 @@ pub(crate) fn apply(agent_id: &str, hostname: &str, nameservers: &[String]) {
 /// Mixes what the daemon sent into the kernel's random source. It is the host's as well, and goes on whatever
 /// was restored, so this can only help.
 pub(crate) fn stir(entropy: &[u8]) {
-    let written = fs::OpenOptions::new().write(true).open("/dev/urandom");
-    if let Err(e) = written.and_then(|mut pool| pool.write_all(entropy)) {
+    let mut options = fs::OpenOptions::new();
+    // Root in the box may have put a pipe there.
+    let opened = options.write(true).custom_flags(libc::O_NONBLOCK).open("/dev/urandom");
+    if let Err(e) = opened.and_then(|mut pool| pool.write_all(entropy)) {
         log!("the random source takes nothing: {e}");
     }
 }
 
 fn write_logged(path: &Path, contents: &[u8]) {
-    if let Err(e) = replace(path, contents) {
+    if let Err(e) = plain_file::replace(path, contents) {
         log!("{} cannot be written: {e}", path.display());
     }
-}
-
-/// Writes a file in place. A link is replaced by a file: it may lead to where a service that the box does not have
-/// would have put one.
-fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
-    if fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_symlink()) {
-        fs::remove_file(path)?;
-    }
-    if fs::read(path).is_ok_and(|old| old == contents) {
-        return Ok(());
-    }
-    fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(path)?
-        .write_all(contents)
 }
 
 /// The hosts file with localhost and the box's own name, and without the line that `former` was given here, or
@@ -256,17 +242,5 @@ mod tests {
         assert_eq!(renamed, made.replace("box", "fork"));
         let theirs = with_hosts("127.0.0.1 localhost box\n", "box", "fork").unwrap();
         assert_eq!(theirs, "127.0.0.1 localhost box\n127.0.1.1\tfork\n");
-    }
-
-    #[test]
-    fn a_linked_file_is_replaced_and_its_target_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let (target, link) = (folder.path().join("target"), folder.path().join("link"));
-        fs::write(&target, "theirs").unwrap();
-        std::os::unix::fs::symlink(&target, &link).unwrap();
-        replace(&link, b"ours").unwrap();
-        assert_eq!(fs::read(&target).unwrap(), b"theirs");
-        assert_eq!(fs::read(&link).unwrap(), b"ours");
-        assert!(!fs::symlink_metadata(&link).unwrap().file_type().is_symlink());
     }
 }

@@ -7,6 +7,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use crate::plain_file;
+
 const MAX_BYTES: u64 = 1 << 20;
 
 static LOG: Mutex<Option<Log>> = Mutex::new(None);
@@ -18,12 +20,9 @@ struct Log {
 }
 
 fn open(path: &Path) -> std::io::Result<Log> {
-    let file = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o640)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(path)?;
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(0o640);
+    let file = plain_file::open(path, &mut options, libc::O_NOFOLLOW)?;
     let bytes = file.metadata()?.len();
     Ok(Log {
         path: path.to_owned(),

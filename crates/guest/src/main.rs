@@ -20,6 +20,7 @@ mod identity;
 mod log;
 mod machine;
 mod memory;
+mod plain_file;
 mod reaper;
 mod request;
 mod run;

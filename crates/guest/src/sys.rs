@@ -99,13 +99,20 @@ pub(crate) fn write(fd: BorrowedFd<'_>, buf: &[u8]) -> io::Result<usize> {
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
-/// Writes all of `buf`, waiting for room as needed.
-pub(crate) async fn write_all(fd: &AsyncFd<OwnedFd>, mut buf: &[u8]) -> io::Result<()> {
+/// Writes all of `buf`, waiting for room as needed. `written` hears of each part of it at once.
+pub(crate) async fn write_all(
+    fd: &AsyncFd<OwnedFd>,
+    mut buf: &[u8],
+    mut written: impl FnMut(usize),
+) -> io::Result<()> {
     use std::os::fd::AsFd;
     while !buf.is_empty() {
         let mut ready = fd.writable().await?;
         match ready.try_io(|fd| write(fd.get_ref().as_fd(), buf)) {
-            Ok(Ok(n)) => buf = &buf[n..],
+            Ok(Ok(n)) => {
+                written(n);
+                buf = &buf[n..];
+            }
             Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
             Ok(Err(e)) => return Err(e),
             Err(_would_block) => {}

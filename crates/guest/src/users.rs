@@ -3,6 +3,11 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use crate::plain_file;
+
+const PASSWD: &str = "/etc/passwd";
+const GROUP: &str = "/etc/group";
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct User {
     pub(crate) name: String,
@@ -14,15 +19,9 @@ pub(crate) struct User {
     pub(crate) shell: String,
 }
 
-fn lines(path: &str) -> String {
-    std::fs::read(path)
-        .map(|b| String::from_utf8_lossy(&b).into_owned())
-        .unwrap_or_default()
-}
-
 /// A user by name, or by number if no name fits.
 pub(crate) fn find(name: &str) -> Option<User> {
-    find_in(name, &lines("/etc/passwd"), &lines("/etc/group"))
+    find_in(name, &plain_file::text(PASSWD), &plain_file::text(GROUP))
 }
 
 fn find_in(name: &str, passwd: &str, group: &str) -> Option<User> {
@@ -100,8 +99,8 @@ impl Names {
             names
         };
         Self {
-            users: numbered(lines("/etc/passwd")),
-            groups: numbered(lines("/etc/group")),
+            users: numbered(plain_file::text(PASSWD)),
+            groups: numbered(plain_file::text(GROUP)),
         }
     }
 

@@ -48,17 +48,16 @@ impl Guest<'_> {
         Ok(answer.processes)
     }
 
-    pub(crate) async fn send_input(&self, run: &Selector, data: Vec<u8>, pty: bool) -> Result<()> {
-        let input = if pty {
-            json!({"pty": Base64(data)})
-        } else {
-            json!({"stdin": Base64(data)})
-        };
-        self.call::<Ignored>(
-            "process.Process/SendInput",
-            &json!({"process": run, "input": input}),
-        )
-        .await?;
+    pub(crate) async fn send_input(&self, run: &Selector, data: &[u8], pty: bool) -> Result<()> {
+        let request = json!({"process": run, "input": input(data, pty)});
+        self.call::<Ignored>("process.Process/SendInput", &request).await?;
+        Ok(())
+    }
+
+    /// As often as need be, for data that begins at `offset` of all that is sent so.
+    pub(crate) async fn feed_input(&self, run: &Selector, data: &[u8], pty: bool, offset: u64) -> Result<()> {
+        let request = json!({"process": run, "input": input(data, pty), "offset": offset.to_string()});
+        self.call::<Ignored>("process.Process/FeedInput", &request).await?;
         Ok(())
     }
 
@@ -97,6 +96,14 @@ impl Guest<'_> {
             }
         }
         anyhow::bail!("the guest did not say how `{}` ended", request.process.cmd)
+    }
+}
+
+fn input(data: &[u8], pty: bool) -> serde_json::Value {
+    let data = Base64(data.to_vec());
+    match pty {
+        true => json!({"pty": data}),
+        false => json!({"stdin": data}),
     }
 }
 

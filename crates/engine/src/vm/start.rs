@@ -22,6 +22,8 @@ use crate::{BoxRecord, BoxSpec, EngineError, Isolation, Result};
 const LAUNCHED_WITHIN: Duration = Duration::from_secs(30);
 /// How long a guest may take to answer. In emulation, on a host with many other machines, a kernel takes its time; that it fails is noticed at once.
 const READY_WITHIN: Duration = Duration::from_secs(300);
+/// How long one that answers may take to mount its disk and to settle in.
+const SETTLED_WITHIN: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(2);
 /// What QEMU takes beside the machine's memory: code translated at run time, mostly.
 const OWN_MEMORY: u64 = 320 << 20;
@@ -43,7 +45,7 @@ impl Vm {
             kernel: Some(qemu.kernel_version.clone()),
             volumes: !spec.volumes.is_empty(),
         };
-        let _turn = self.booting.acquire().await;
+        let turn = self.booting.acquire().await;
         let pool = &self.host.pool;
         pool.renew_machine_memory(&spec.id, hardware.memory).await?;
         let guest = &self.host.guest.hash;
@@ -58,7 +60,9 @@ impl Vm {
         self.serve_volumes(&launched.live);
         let booted = async {
             let link = self.link(&launched.live, READY_WITHIN).await?;
-            let done = tokio::time::timeout(READY_WITHIN, link.have_done(&order)).await;
+            // The kernel is up. What comes now is held up by what root in the box left on its disk, and by nobody else's turn.
+            drop(turn);
+            let done = tokio::time::timeout(SETTLED_WITHIN, link.have_done(&order)).await;
             done.map_err(|_| too_late())?
         };
         let outcome = tokio::select! {

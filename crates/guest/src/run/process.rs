@@ -28,6 +28,8 @@ pub(crate) struct Run {
     /// The guest's end of the terminal, if the run has one.
     pub(super) terminal: Option<Arc<AsyncFd<OwnedFd>>>,
     pub(super) stdin: Mutex<Option<AsyncFd<OwnedFd>>>,
+    /// Bytes of the input that says where it belongs. Locked by whoever writes of it.
+    pub(super) fed: Mutex<u64>,
     /// The wait status, once process 1 has it.
     pub(super) exit: watch::Sender<Option<i32>>,
     pub(super) timed_out: AtomicBool,
@@ -124,12 +126,38 @@ impl Run {
 
     /// Writes to the terminal or to the standard input, waiting until the process takes it.
     pub(crate) async fn input(&self, data: &[u8], to_terminal: bool) -> Result<(), ConnectError> {
+        self.write(data, to_terminal, |_| {}).await
+    }
+
+    /// As [`Run::input`], of data that begins at `offset` of all that is written so. What was written before is passed over,
+    /// also if whoever sent it went away in the midst of it.
+    pub(crate) async fn feed(&self, data: &[u8], to_terminal: bool, offset: u64) -> Result<(), ConnectError> {
+        let mut fed = self.fed.lock().await;
+        let known = fed.checked_sub(offset).ok_or_else(|| {
+            ConnectError::invalid_argument(format!(
+                "the input begins at {offset}, and the run has had {} bytes of it",
+                *fed
+            ))
+        })?;
+        let known = usize::try_from(known).unwrap_or(usize::MAX);
+        let new = data.get(known..).unwrap_or_default();
+        self.write(new, to_terminal, |written| *fed += written as u64).await
+    }
+
+    async fn write(
+        &self,
+        data: &[u8],
+        to_terminal: bool,
+        written: impl FnMut(usize),
+    ) -> Result<(), ConnectError> {
         let mut exit = self.exit.subscribe();
         let write = async {
             match &self.terminal {
-                Some(terminal) if to_terminal => sys::write_all(terminal, data).await.map_err(io_gone),
+                Some(terminal) if to_terminal => {
+                    sys::write_all(terminal, data, written).await.map_err(io_gone)
+                }
                 None if !to_terminal => match &*self.stdin.lock().await {
-                    Some(stdin) => sys::write_all(stdin, data).await.map_err(io_gone),
+                    Some(stdin) => sys::write_all(stdin, data, written).await.map_err(io_gone),
                     None => Err(ConnectError::failed_precondition("standard input is closed")),
                 },
                 Some(_) => Err(ConnectError::invalid_argument(

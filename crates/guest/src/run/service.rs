@@ -9,8 +9,8 @@ use connectrpc::{
 use dorm_proto::process::process_input::Input;
 use dorm_proto::process::stream_input_request::Event;
 use dorm_proto::process::{
-    CloseStdinRequest, CloseStdinResponse, ConnectRequest, ConnectResponse, ForgetRequest, ForgetResponse,
-    ListRequest, ListResponse, Process, ProcessInput, SendInputRequest, SendInputResponse, SendSignalRequest,
+    CloseStdinRequest, CloseStdinResponse, ConnectRequest, ConnectResponse, FeedInputRequest,
+    FeedInputResponse, ForgetRequest, ForgetResponse, ListRequest, ListResponse, Process, ProcessInput, SendInputRequest, SendInputResponse, SendSignalRequest,
     SendSignalResponse, StartRequest, StartResponse, StreamInputRequest, StreamInputResponse, UpdateRequest,
     UpdateResponse,
 };
@@ -27,10 +27,11 @@ pub(crate) struct Service {
     pub(crate) settings: Arc<Settings>,
 }
 
-async fn feed(run: &Run, input: Option<&ProcessInput>) -> Result<(), ConnectError> {
+/// What is to be written, and whether to the terminal.
+fn content(input: Option<&ProcessInput>) -> Result<(&[u8], bool), ConnectError> {
     match input.and_then(|i| i.input.as_ref()) {
-        Some(Input::Stdin(data)) => run.input(data, false).await,
-        Some(Input::Pty(data)) => run.input(data, true).await,
+        Some(Input::Stdin(data)) => Ok((data, false)),
+        Some(Input::Pty(data)) => Ok((data, true)),
         None => Err(ConnectError::invalid_argument("the request holds no input")),
     }
 }
@@ -118,7 +119,8 @@ impl Process for Service {
                     let run = run
                         .as_ref()
                         .ok_or_else(|| ConnectError::invalid_argument("input came before the start event"))?;
-                    feed(run, data.input.as_option()).await?;
+                    let (data, to_terminal) = content(data.input.as_option())?;
+                    run.input(data, to_terminal).await?;
                 }
                 Some(Event::Keepalive(_)) | None => {}
             }
@@ -133,8 +135,21 @@ impl Process for Service {
     ) -> ServiceResult<SendInputResponse> {
         let request = request.to_owned_message();
         let run = self.runs.find(request.process.as_option())?;
-        feed(&run, request.input.as_option()).await?;
+        let (data, to_terminal) = content(request.input.as_option())?;
+        run.input(data, to_terminal).await?;
         Response::ok(SendInputResponse::default())
+    }
+
+    async fn feed_input(
+        &self,
+        _ctx: RequestContext,
+        request: ServiceRequest<'_, FeedInputRequest>,
+    ) -> ServiceResult<FeedInputResponse> {
+        let request = request.to_owned_message();
+        let run = self.runs.find(request.process.as_option())?;
+        let (data, to_terminal) = content(request.input.as_option())?;
+        run.feed(data, to_terminal, request.offset).await?;
+        Response::ok(FeedInputResponse::default())
     }
 
     async fn send_signal(

@@ -121,6 +121,7 @@ pub(super) fn start(
         started_ms: sys::now_ms(),
         terminal: wiring.terminal,
         stdin: Mutex::new(wiring.stdin),
+        fed: Mutex::new(0),
         exit: watch::Sender::new(None),
         timed_out: AtomicBool::new(false),
         end: OnceLock::new(),

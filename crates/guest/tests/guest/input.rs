@@ -98,6 +98,24 @@ fn input_can_be_streamed() {
 }
 
 #[test]
+fn input_that_is_sent_again_is_taken_once() {
+    let guest = Guest::start();
+    let mut events = guest.start_run(&json!({"process": {"cmd": "cat"}, "tag": "pipe"}));
+    events.started();
+    let at = |offset: u64, text: &str| {
+        let input = json!({"stdin": base64(text.as_bytes())});
+        json!({"process": {"tag": "pipe"}, "input": input, "offset": offset.to_string()})
+    };
+    for (offset, text) in [(0, "one"), (0, "one two"), (3, " two"), (1, ""), (7, " three")] {
+        guest.call("process.Process/FeedInput", &at(offset, text));
+    }
+    let missing = guest.refused("process.Process/FeedInput", &at(14, "five"));
+    assert_eq!(missing.0, "invalid_argument");
+    guest.call("process.Process/CloseStdin", &json!({"process": {"tag": "pipe"}}));
+    assert_eq!(events.output().stdout, "one two three");
+}
+
+#[test]
 fn input_of_the_wrong_kind_is_refused() {
     let guest = Guest::start();
     let mut events = guest.start_run(&json!({"process": {"cmd": "cat"}, "tag": "pipe"}));

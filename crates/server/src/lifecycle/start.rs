@@ -1,6 +1,7 @@
 //! `starting` and `waking`: from files, or from a memory image, to a guest that answers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dorm_engine::{BootConfig, BoxRecord, EngineError};
 
@@ -10,6 +11,9 @@ use super::{Agent, Trouble, images};
 use crate::faults::{Injected, Point};
 use crate::guest_client::GuestClient;
 use crate::records::ImageRecord;
+
+/// How long the guest of a fork may take to hear who it is, in emulation too. Root in its box can make it wait for ever.
+const INTRODUCED_WITHIN: Duration = Duration::from_secs(60);
 
 /// A box that answers.
 pub(super) struct Up {
@@ -148,6 +152,10 @@ async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, U
 /// Tells a guest that has the memory of another who it is now.
 pub(super) async fn introduce(agent: &Arc<Agent>, boot: &BootConfig) -> Result<(), String> {
     let guest = GuestClient::new(agent.ctx.engine.clone(), agent.profile.id.clone());
-    let told = guest.introduce(boot).await;
-    told.map_err(|error| format!("it could not be told who it is: {}", super::in_full(&error)))
+    let why = match tokio::time::timeout(INTRODUCED_WITHIN, guest.introduce(boot)).await {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) => super::in_full(&error),
+        Err(_) => "its guest does not answer".to_owned(),
+    };
+    Err(format!("it could not be told who it is: {why}"))
 }
