@@ -188,7 +188,10 @@ pub(crate) fn apply(agent_id: &str, hostname: &str, nameservers: &[String]) {
 pub(crate) fn stir(entropy: &[u8]) {
     let mut options = fs::OpenOptions::new();
     // Root in the box may have put a pipe there.
-    let opened = options.write(true).custom_flags(libc::O_NONBLOCK).open("/dev/urandom");
+    let opened = options
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/urandom");
     if let Err(e) = opened.and_then(|mut pool| pool.write_all(entropy)) {
         log!("the random source takes nothing: {e}");
     }

@@ -173,10 +173,10 @@ impl Group {
         match self.version {
             Version::V2 => {
                 self.write("", "cpu.max", &format!("{quota} {CPU_PERIOD_USEC}"))?;
+                self.write("", "pids.max", &limits.pids.to_string())?;
                 self.write("", "memory.max", &limits.memory.to_string())?;
                 self.write("", "memory.swap.max", "0").or_else(absent)?;
                 self.write("", "memory.oom.group", "0").or_else(absent)?;
-                self.write("", "pids.max", &limits.pids.to_string())?;
                 if let Some(((major, minor), bps)) = limits.io {
                     self.write("", "io.max", &format!("{major}:{minor} rbps={bps} wbps={bps}"))?;
                 }
@@ -184,6 +184,7 @@ impl Group {
             Version::V1 => {
                 self.write("cpu", "cpu.cfs_period_us", &CPU_PERIOD_USEC.to_string())?;
                 self.write("cpu", "cpu.cfs_quota_us", &quota.to_string())?;
+                self.write("pids", "pids.max", &limits.pids.to_string())?;
                 self.write("memory", "memory.limit_in_bytes", &limits.memory.to_string())?;
                 self.write(
                     "memory",
@@ -198,7 +199,6 @@ impl Group {
                     &(limits.memory / 4).to_string(),
                 )
                 .or_else(absent)?;
-                self.write("pids", "pids.max", &limits.pids.to_string())?;
                 if let Some(((major, minor), bps)) = limits.io {
                     let line = format!("{major}:{minor} {bps}");
                     self.write("blkio", "blkio.throttle.read_bps_device", &line)?;
@@ -279,6 +279,14 @@ impl Group {
         Ok(match self.version {
             Version::V2 => field(&self.read("", "cgroup.events")?, "frozen") == 1,
             Version::V1 => self.read("freezer", "freezer.state")?.trim() == "FROZEN",
+        })
+    }
+
+    /// Whether nobody has called on it to freeze; one that has been called on may take a moment yet.
+    pub fn is_thawed(&self) -> io::Result<bool> {
+        Ok(match self.version {
+            Version::V2 => self.read("", "cgroup.freeze")?.trim() == "0",
+            Version::V1 => self.read("freezer", "freezer.state")?.trim() == "THAWED",
         })
     }
 

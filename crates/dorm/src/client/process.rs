@@ -50,14 +50,16 @@ impl Guest<'_> {
 
     pub(crate) async fn send_input(&self, run: &Selector, data: &[u8], pty: bool) -> Result<()> {
         let request = json!({"process": run, "input": input(data, pty)});
-        self.call::<Ignored>("process.Process/SendInput", &request).await?;
+        self.call::<Ignored>("process.Process/SendInput", &request)
+            .await?;
         Ok(())
     }
 
     /// As often as need be, for data that begins at `offset` of all that is sent so.
     pub(crate) async fn feed_input(&self, run: &Selector, data: &[u8], pty: bool, offset: u64) -> Result<()> {
         let request = json!({"process": run, "input": input(data, pty), "offset": offset.to_string()});
-        self.call::<Ignored>("process.Process/FeedInput", &request).await?;
+        self.call::<Ignored>("process.Process/FeedInput", &request)
+            .await?;
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dorm_sys::cgroup::{Group, GroupLimits};
 use dorm_sys::process::Process;
 use rustix::process::Signal;
 
@@ -134,7 +135,7 @@ impl Container {
             self.host.volumes(&spec.volumes)?,
         );
         let (mut waiting, hand) = tokio::try_join!(self.criu_spares()?.take(), self.spares.take())?;
-        let (group, join) = waiting.claim(&self.host.cgroups, &spec.id, &limits)?;
+        let (group, join) = waiting.claim(&self.host.cgroups, &spec.id, &with_room(&limits))?;
         let waiting = waiting.launcher;
         let launch = launch::Spec {
             home: self.host.pool.home_path(&spec.id),
@@ -180,6 +181,9 @@ impl Container {
         .await;
         // It is a member of the box's group.
         waiting.end().await;
+        if restored.is_ok() {
+            limit_again(&group, &limits);
+        }
         let restored = match restored {
             Ok(restored) => restored,
             // Memory that is damaged explains whatever else went wrong.
@@ -197,6 +201,26 @@ impl Container {
                 Err(error)
             }
         }
+    }
+}
+
+/// What a box that was at its limits and CRIU, which brings it back within its group, take together. Nothing of the box runs meanwhile.
+fn with_room(limits: &GroupLimits) -> GroupLimits {
+    GroupLimits {
+        // Processes that have ended but lead a session come back for a moment.
+        pids: limits.pids.saturating_mul(2).saturating_add(64),
+        memory: limits
+            .memory
+            .saturating_add(limits.memory / 4)
+            .saturating_add(64 << 20),
+        ..limits.clone()
+    }
+}
+
+/// Of a box that is back, and alone in its group.
+pub(super) fn limit_again(group: &Group, limits: &GroupLimits) {
+    if let Err(error) = group.limit(limits) {
+        tracing::warn!(%error, ?group, "a box that came back may take more than its limits");
     }
 }
 

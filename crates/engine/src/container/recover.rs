@@ -10,6 +10,7 @@ use dorm_sys::process::Process;
 use tokio::time::Instant;
 
 use super::Container;
+use super::checkpoint::limit_again;
 use crate::criu::manifest::Manifest;
 use crate::engines::Kind as _;
 use crate::host::{LiveBox, record_of};
@@ -39,6 +40,7 @@ impl Container {
         dorm_sys::namespace::open(first, "uts")
             .and_then(|uts| dorm_sys::namespace::set_hostname(uts.as_fd(), &spec.hostname))
             .map_err(failed())?;
+        limit_again(&group, &self.host.group_limits(&spec.limits)?);
         let record = record_of(Isolation::Container, &process, &manifest.guest_hash).map_err(failed())?;
         let live = LiveBox::new(process, Arc::new(netns), group, spec, &record);
         let answers = tokio::time::timeout(RESTORED_WITHIN, self.connect(&live)).await;

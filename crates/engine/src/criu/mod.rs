@@ -40,6 +40,9 @@ pub(crate) enum Talk {
 /// CRIU's word for a process of the box that was killed while it was brought back.
 const KILLED: &str = "killed by signal 9";
 
+/// CRIU's words for what the machine, or the box's limits, had too little of.
+const SHORT: [&str; 2] = ["Resource temporarily unavailable", "Cannot allocate memory"];
+
 /// CRIU's own log, in its working directory.
 const LOG: &str = "criu.log";
 
@@ -153,7 +156,8 @@ impl Criu {
                 names::Names::hold(home, images)
             })
             .await;
-            if thawed {
+            // A CRIU that is killed leaves the box as it had it then, and that may be running.
+            if thawed || dumped.is_err() {
                 group.freeze().map_err(failed())?;
             }
             let held = dumped.map_err(|refused| {
@@ -163,6 +167,11 @@ impl Criu {
                     None => EngineError::CannotCheckpoint(reason),
                 }
             })?;
+            if group.is_thawed().map_err(failed())? {
+                group.freeze().map_err(failed())?;
+                let reason = "the box has gone on while its memory was read";
+                return Err(EngineError::CannotCheckpoint(reason.to_owned()));
+            }
             let held = held.unwrap_or_else(|| Ok(names::Names::default()));
             held.and_then(names::Names::leave)
                 .map_err(EngineError::io("cannot keep files that have lost their names"))
@@ -225,15 +234,18 @@ impl Criu {
     fn unrestored(&self, work: &Path, refused: rpc::Refused) -> EngineError {
         let lost = matches!(refused, rpc::Refused::Lost(_));
         let reason = self.reason(work, refused);
-        let killed = lost
-            || reason
-                .split("; ")
-                .next()
-                .is_some_and(|first| first.contains(KILLED));
+        let first = reason.split("; ").next().unwrap_or_default();
+        let killed = lost || first.contains(KILLED);
+        let is_short = SHORT.iter().any(|of| reason.contains(of));
         match room::is_lacking(work, &reason) {
             Some(free) => EngineError::NoSpace { free },
             None if killed => EngineError::Io {
                 doing: "criu was killed while it brought the memory back, perhaps for want of memory"
+                    .to_owned(),
+                source: std::io::Error::other(reason),
+            },
+            None if is_short => EngineError::Io {
+                doing: "there were not enough processes or too little memory to bring its memory back"
                     .to_owned(),
                 source: std::io::Error::other(reason),
             },

@@ -141,7 +141,8 @@ impl Run {
         })?;
         let known = usize::try_from(known).unwrap_or(usize::MAX);
         let new = data.get(known..).unwrap_or_default();
-        self.write(new, to_terminal, |written| *fed += written as u64).await
+        self.write(new, to_terminal, |written| *fed += written as u64)
+            .await
     }
 
     async fn write(

@@ -10,9 +10,9 @@ use dorm_proto::process::process_input::Input;
 use dorm_proto::process::stream_input_request::Event;
 use dorm_proto::process::{
     CloseStdinRequest, CloseStdinResponse, ConnectRequest, ConnectResponse, FeedInputRequest,
-    FeedInputResponse, ForgetRequest, ForgetResponse, ListRequest, ListResponse, Process, ProcessInput, SendInputRequest, SendInputResponse, SendSignalRequest,
-    SendSignalResponse, StartRequest, StartResponse, StreamInputRequest, StreamInputResponse, UpdateRequest,
-    UpdateResponse,
+    FeedInputResponse, ForgetRequest, ForgetResponse, ListRequest, ListResponse, Process, ProcessInput,
+    SendInputRequest, SendInputResponse, SendSignalRequest, SendSignalResponse, StartRequest, StartResponse,
+    StreamInputRequest, StreamInputResponse, UpdateRequest, UpdateResponse,
 };
 use futures_util::StreamExt;
 use tokio::time::Instant;

@@ -15,8 +15,8 @@ use super::registry::Context;
 use super::{Agent, Registry, Trouble, convert, images};
 use crate::faults::Point;
 use crate::records::{
-    ImageRecord, NewAgentRecord, Origin, Reach, SandboxRecord, SnapshotKind, SnapshotRecord, State, Status,
-    now,
+    BoxChange, Change, ImageChange, ImageRecord, NewAgentRecord, Origin, Reach, SandboxRecord, SnapshotKind,
+    SnapshotRecord, State, Status, now,
 };
 
 const VERB: &str = "be forked";
@@ -164,6 +164,9 @@ async fn fork_one(
     fork: NewFork,
     start: bool,
 ) -> Result<Arc<Agent>, Trouble> {
+    if ctx.is_closed() {
+        return Err(Trouble::ShuttingDown);
+    }
     let same_volumes = fork
         .volumes
         .as_ref()
@@ -190,9 +193,29 @@ async fn come_up(fork: &Arc<Agent>) -> Result<(), Trouble> {
 }
 
 async fn undo(agent: &Arc<Agent>) {
-    if let Err(error) = agent.delete().await {
+    let undone = match agent.delete().await {
+        Err(Trouble::ShuttingDown) => leave_to_the_next(agent).await,
+        deleted => deleted,
+    };
+    if let Err(error) = undone {
         tracing::error!(agent = %agent.profile.name, reason = %error.in_full(), "a fork is left");
     }
+}
+
+/// The next daemon deletes it. Nothing is done to it by this one any more.
+async fn leave_to_the_next(agent: &Arc<Agent>) -> Result<(), Trouble> {
+    let status = Status::now(State::Deleting, "the daemon ended while it was forked");
+    let change = Change {
+        agent: &agent.profile.id,
+        from: agent.state(),
+        to: &status,
+        millis: None,
+        box_record: BoxChange::Keep,
+        image: ImageChange::Keep,
+    };
+    agent.ctx.record(&change).await?;
+    agent.publish(status);
+    Ok(())
 }
 
 async fn make(

@@ -23,6 +23,11 @@ use crate::store::{Store, StoreError};
 /// Boxes that are put away at once when the daemon ends, or brought back by the next.
 pub(super) const AT_ONCE: usize = 8;
 
+/// Bytes in a second that a disk takes at the least.
+const SLOWEST_DISK: u64 = 16 << 20;
+/// A little less than `packaging/dorm.service` waits.
+const LONGEST_END: Duration = Duration::from_secs(540);
+
 /// What the lifecycle is made of.
 pub struct Parts {
     pub store: Arc<dyn Store>,
@@ -230,7 +235,7 @@ impl Registry {
 
     /// Ends in order: boxes are put to disk or stopped if that is wanted, what is under way ends, and
     /// then nothing more is taken. Gives up on each box, and then on the rest, that takes longer than
-    /// `patience`; the next daemon finishes it.
+    /// `patience`, and what memory takes to be written; the next daemon finishes it.
     pub async fn shut_down(&self, boxes: OnShutdown, patience: Duration) {
         if tokio::time::timeout(patience, self.go_on_no_more())
             .await
@@ -259,6 +264,10 @@ impl Registry {
             .into_iter()
             .filter(|agent| has_box(agent.state()))
             .collect();
+        let patience = match boxes {
+            OnShutdown::Hibernate => patience_with(patience, self.held_by(&up).await),
+            OnShutdown::Leave | OnShutdown::Stop => patience,
+        };
         let put = |agent: Arc<Agent>| async move {
             let is_up = go_on::is_up(agent.state());
             let (goes_on, request) = match boxes {
@@ -294,6 +303,23 @@ impl Registry {
         // Memory goes to one disk: more at once would only make each slower.
         stream::iter(up).for_each_concurrent(AT_ONCE, put).await;
     }
+
+    /// Bytes of memory of all these together.
+    async fn held_by(&self, agents: &[Arc<Agent>]) -> u64 {
+        let mut held: u64 = 0;
+        for agent in agents {
+            let stats = self.ctx.engine.stats(&agent.profile.id).await;
+            let bytes = stats.map_or(agent.profile.spec.limits.memory, |stats| stats.memory_bytes);
+            held = held.saturating_add(bytes);
+        }
+        held
+    }
+}
+
+/// How long a box may take to be put to disk, where so many bytes of memory go there at the same time.
+fn patience_with(patience: Duration, bytes: u64) -> Duration {
+    let written = Duration::from_secs(bytes / SLOWEST_DISK);
+    patience.saturating_add(written).min(LONGEST_END.max(patience))
 }
 
 fn has_box(state: State) -> bool {
@@ -305,5 +331,20 @@ fn has_box(state: State) -> bool {
         | State::Hibernating
         | State::Waking => true,
         State::Stopped | State::Hibernated | State::Stopping | State::Failed | State::Deleting => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn much_memory_is_waited_for_but_not_for_ever() {
+        let base = Duration::from_secs(40);
+        assert_eq!(patience_with(base, 0), base);
+        assert_eq!(patience_with(base, 4 << 30), base + Duration::from_secs(256));
+        assert_eq!(patience_with(base, 1 << 50), LONGEST_END);
+        let long = Duration::from_secs(4000);
+        assert_eq!(patience_with(long, 1 << 50), long);
     }
 }

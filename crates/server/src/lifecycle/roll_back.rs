@@ -29,6 +29,10 @@ impl Agent {
     /// Returns when it runs again, if it ran or slept before or the snapshot has memory.
     pub async fn roll_back(self: &Arc<Self>, snapshot: &SnapshotRecord) -> Result<RolledBack, Trouble> {
         self.can_go_on_from(snapshot)?;
+        if snapshot.kind == SnapshotKind::Full {
+            // Its memory could not be brought back, and what is there now would be gone.
+            self.can_save().map_err(Trouble::NoImages)?;
+        }
         let (agent, snapshot) = (Arc::clone(self), snapshot.clone());
         let rolled_back = async move {
             let had_memory = agent.published().current_box.is_some() || agent.current_image().is_some();

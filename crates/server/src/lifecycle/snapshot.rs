@@ -113,7 +113,9 @@ impl Agent {
     /// The one with the id, or all with the label, the newest last.
     async fn matching_snapshots(&self, id_or_label: &str) -> Result<Vec<SnapshotRecord>, Trouble> {
         let mut all = self.snapshots().await?;
-        let by_id = all.iter().position(|snapshot| snapshot.id.as_str() == id_or_label);
+        let by_id = all
+            .iter()
+            .position(|snapshot| snapshot.id.as_str() == id_or_label);
         if let Some(index) = by_id {
             return Ok(vec![all.swap_remove(index)]);
         }

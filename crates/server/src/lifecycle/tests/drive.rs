@@ -20,7 +20,7 @@ where
 }
 
 /// Lets every task run until it waits for something.
-async fn settle() {
+pub(super) async fn settle() {
     for _ in 0..50 {
         tokio::task::yield_now().await;
     }

@@ -1,6 +1,11 @@
 //! Snapshots, and what is made of them.
 
+use std::sync::Mutex;
+use std::time::Duration;
+
+use super::drive::settle;
 use super::{World, reaches};
+use crate::config::OnShutdown;
 use crate::faults::{Action, Point};
 use crate::guest_client::fake::FakeGuests;
 use crate::lifecycle::Trouble;
@@ -212,6 +217,68 @@ async fn forks_are_made_to_the_end_when_whoever_asked_goes_away() {
         tokio::task::yield_now().await;
     }
     world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn either_all_forks_are_made_or_none_when_the_daemon_ends_meanwhile() {
+    let mut world = World::new().await;
+    FakeGuests::answering(&world.engine, |_| None);
+    let agent = world.running("one").await;
+    world.engine.hold_restores(true);
+    let names: Vec<_> = (0..6).map(|n| format!("fork-{n}")).collect();
+    let (registry, asked) = (world.registry.clone(), names.clone());
+    let asking = tokio::spawn(async move { registry.fork(&agent, asked, None, false, true).await });
+    while world.engine.restores() < 4 {
+        tokio::task::yield_now().await;
+    }
+    let registry = world.registry.clone();
+    let ending = tokio::spawn(async move {
+        let patience = Duration::from_secs(60);
+        registry.shut_down(OnShutdown::Leave, patience).await;
+    });
+    settle().await;
+    world.engine.hold_restores(false);
+    let refused = asking.await.unwrap().err().unwrap();
+    assert!(matches!(refused, Trouble::ShuttingDown), "{refused}");
+    ending.await.unwrap();
+    world.restart().await;
+    for name in &names {
+        while world.get(name).is_some() {
+            tokio::task::yield_now().await;
+        }
+    }
+    world.assert_in_order().await;
+}
+
+/// Root in a box can have its guest wait for ever.
+#[tokio::test]
+async fn a_fork_whose_guest_does_not_answer_is_given_up() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    let unanswered = Mutex::new(Vec::new());
+    world.engine.serve_guests(move |_, stream| unanswered.lock().unwrap().push(stream));
+    tokio::time::pause();
+    let names = vec!["two".to_owned()];
+    let refused = world.registry.fork(&agent, names, None, false, true).await;
+    let refused = refused.err().unwrap().in_full();
+    assert!(refused.contains("its guest does not answer"), "{refused}");
+    tokio::time::resume();
+    assert!(world.get("two").is_none());
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_rollback_that_could_not_bring_memory_back_is_refused_before_anything_is_lost() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "a secret");
+    let snapshot = agent.snapshot("", SnapshotKind::Full).await.unwrap();
+    world.engine.cannot_checkpoint("criu is too old");
+    let refused = agent.roll_back(&snapshot).await.unwrap_err();
+    assert!(matches!(refused, Trouble::NoImages(_)), "{refused}");
+    assert_eq!(agent.state(), State::Running);
+    let memory = world.engine.memory(&agent.profile.id);
+    assert_eq!(memory.as_deref(), Some("a secret"));
 }
 
 #[tokio::test]
