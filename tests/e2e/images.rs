@@ -1,5 +1,9 @@
 //! How memory images come back, within bounds, and how they go, without a trace in the home.
 
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -27,14 +31,22 @@ fn still_waits(agent: &Agent) -> Result<()> {
     Ok(())
 }
 
+fn is_criu(pid: &i32) -> bool {
+    let command = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    command.contains("criu") && command.contains("swrk")
+}
+
 /// The CRIU that is kept ready for the next restore.
 fn spare_criu(server: &Server) -> Result<Pid> {
     harness::eventually("a criu is ready", || {
-        let is_criu = |pid: &i32| {
-            let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            command.contains("criu") && command.contains("swrk")
+        let Some(criu) = server.remains.processes().into_iter().find(is_criu) else {
+            return Ok(None);
         };
-        Ok(server.remains.processes().into_iter().find(is_criu).and_then(Pid::from_raw))
+        // The daemon knows of it once it has nothing to do but wait.
+        let took = || fs::read_to_string(format!("/proc/{criu}/schedstat")).unwrap_or_default();
+        let before = took();
+        thread::sleep(Duration::from_millis(100));
+        Ok(Pid::from_raw(criu).filter(|_| took() == before))
     })
 }
 
@@ -63,10 +75,12 @@ fn a_criu_that_is_killed_at_its_work_costs_no_memory() -> Result<()> {
     agent.hibernate()?;
     let criu = spare_criu(&server)?;
     kill_process(criu, Signal::STOP)?;
-    let refused = std::thread::scope(|scope| {
+    let refused = thread::scope(|scope| {
         let waking = scope.spawn(|| server.dorm(&["wake", &agent.name]));
-        // It is taken for the box by then.
-        let taken = harness::eventually("the wake is under way", || Ok((agent.state()? == "waking").then_some(())));
+        let group = || server.remains.processes_of(&agent.id);
+        let taken = harness::eventually("it is taken for the box", || {
+            Ok(group().contains(&criu.as_raw_nonzero().get()).then_some(()))
+        });
         let killed = kill_process(criu, Signal::KILL);
         let refused = waking.join().map_err(|_| anyhow::anyhow!("the wake broke off"))?;
         taken.and(killed.map_err(Into::into)).and(refused)

@@ -30,6 +30,7 @@ harness::tests![
     the_machine_of_a_box_has_an_identity_of_its_own,
     the_guest_binary_cannot_be_replaced_from_inside,
     a_home_full_of_traps_starts_all_the_same,
+    a_box_whose_files_are_pipes_is_forked_and_comes_back,
 ];
 
 /// Runs Python in the box that tries things and prints `name: ok` or `name: ERRNO` for each.
@@ -460,6 +461,25 @@ fn the_guest_binary_cannot_be_replaced_from_inside() -> Result<()> {
         let hash = blake3::hash(&fs::read(entry.path())?).to_hex();
         ensure!(entry.file_name().to_string_lossy() == hash.as_str(), "the guest's file was changed");
     }
+    Ok(())
+}
+
+/// What is opened by a guest as a file must not be waited for.
+fn a_box_whose_files_are_pipes_is_forked_and_comes_back() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("pipes")?;
+    let pipes = "for file in /etc/resolv.conf /etc/hostname /etc/hosts /var/log/dorm/guest.log; do rm -f $file; mkfifo $file; done";
+    agent.root(pipes)?.succeeded()?;
+    let fork = format!("{}-fork", agent.name);
+    server.dorm(&["fork", &agent.name, &fork])?.succeeded()?;
+    let fork = server.adopt(&fork)?;
+    ensure!(fork.exec(&["hostname"])?.text()? == fork.name);
+    ensure!(fork.exec(&["cat", "/etc/hostname"])?.text()? == fork.name);
+    agent.stop()?;
+    ensure!(agent.exec(&["cat", "/etc/hostname"])?.text()? == agent.name);
+    // Nobody is found in these, but nobody waits either.
+    agent.root("rm /etc/passwd; mkfifo /etc/passwd")?.succeeded()?;
+    agent.exec_with(&["-u", "root"], &["true"])?.succeeded()?;
     Ok(())
 }
 

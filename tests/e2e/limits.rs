@@ -21,6 +21,7 @@ harness::tests![
     stats_tell_what_is_used,
     the_memory_limit_holds_again_after_a_start,
     the_process_limit_holds_again_after_a_start,
+    a_box_at_its_process_limit_comes_back_with_its_memory,
 ];
 
 fn number(stats: &Value, field: &str) -> Result<u64> {
@@ -278,5 +279,19 @@ fn the_process_limit_holds_again_after_a_start() -> Result<()> {
     let forks = "import os, sys\nn = 0\ntry:\n while n < 200:\n  if os.fork() == 0: __import__('time').sleep(5); os._exit(0)\n  n += 1\nexcept OSError: pass\nprint(n)";
     let made: u32 = agent.exec(&["python3", "-c", forks])?.text()?.parse()?;
     ensure!(made < 50, "{made} processes were made");
+    Ok(())
+}
+
+fn a_box_at_its_process_limit_comes_back_with_its_memory() -> Result<()> {
+    let agent = Server::shared()?.agent_with("crowded", &["--pids", "60"])?;
+    let fill = "for i in $(seq 100); do sleep 7171 & done; wait";
+    agent.exec_with(&["-d"], &["bash", "-c", fill])?.succeeded()?;
+    let pids = || number(&agent.stats()?, "pids");
+    harness::eventually("it is full", || Ok((pids()? == 60).then_some(())))?;
+    agent.hibernate()?;
+    agent.wake()?;
+    let events = agent.events()?;
+    ensure!(events.last().is_some_and(|event| event["reason"] == "woken from disk"), "{events:?}");
+    ensure!((55..=60).contains(&pids()?), "{}", agent.stats()?);
     Ok(())
 }

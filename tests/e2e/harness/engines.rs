@@ -218,6 +218,7 @@ const GVISOR_CANNOT: Cannot = &[
         &[
             "limits_hold_in_an_adopted_box",
             "the_process_limit_holds_again_after_a_start",
+            "a_box_at_its_process_limit_comes_back_with_its_memory",
             "a_memory_hog_is_killed_and_told",
             "a_fork_bomb_hurts_its_own_box_only",
         ],
@@ -290,6 +291,7 @@ const VM_CANNOT: Cannot = &[
         &[
             "a_fork_bomb_hurts_its_own_box_only",
             "the_process_limit_holds_again_after_a_start",
+            "a_box_at_its_process_limit_comes_back_with_its_memory",
         ],
     ),
     (

@@ -256,7 +256,9 @@ async fn a_fork_whose_guest_does_not_answer_is_given_up() {
     let world = World::new().await;
     let agent = world.running("one").await;
     let unanswered = Mutex::new(Vec::new());
-    world.engine.serve_guests(move |_, stream| unanswered.lock().unwrap().push(stream));
+    world
+        .engine
+        .serve_guests(move |_, stream| unanswered.lock().unwrap().push(stream));
     tokio::time::pause();
     let names = vec!["two".to_owned()];
     let refused = world.registry.fork(&agent, names, None, false, true).await;
