@@ -10,13 +10,19 @@ use crate::harness::{Options, Server};
 
 /// Makes files of all kinds that a home can hold.
 const MAKE_FILES: &str = r#"
-import os
+import os, struct
 os.makedirs('/srv/kept/.wh.folder', mode=0o2750)
 os.chdir('/srv/kept')
 open('text', 'w').write('text')
 os.chown('text', 1234, 4321)
 os.chmod('text', 0o4751)
 os.setxattr('text', 'user.note', b'a\nnote\0')
+# User 1234 may read and write, the group may not, and the mode has what nobody has more than.
+entries = [(1, 6, -1), (2, 6, 1234), (4, 0, -1), (16, 6, -1), (32, 4, -1)]
+rights = struct.pack('<I', 2) + b''.join(struct.pack('<HHi', *entry) for entry in entries)
+open('shared', 'w').write('shared')
+os.setxattr('shared', 'system.posix_acl_access', rights)
+os.setxattr('.wh.folder', 'system.posix_acl_default', rights)
 os.utime('text', ns=(1, 1234567890000000000))
 os.link('text', 'other')
 os.symlink('.//text/../strange', 'link')
@@ -35,8 +41,10 @@ for folder, folders, files in sorted(os.walk('/srv/kept')):
         path = os.path.join(folder, name)
         s = os.lstat(path)
         said = [path, oct(s.st_mode), s.st_uid, s.st_gid, name in folders or s.st_nlink, s.st_mtime_ns if name == 'text' else 0]
+        if not os.path.islink(path):
+            said += [(name, os.getxattr(path, name)) for name in sorted(os.listxattr(path))]
         if os.path.isfile(path):
-            said += [s.st_size, s.st_blocks < 2048, os.listxattr(path) and os.getxattr(path, 'user.note')]
+            said += [s.st_size, s.st_blocks < 2048]
             with open(path, 'rb') as f:
                 f.seek(max(0, s.st_size - 100))
                 said.append(hashlib.sha256(f.read()).hexdigest())
@@ -51,7 +59,7 @@ pub(super) fn an_agent_keeps_its_files_whatever_isolation_it_gets() -> Result<()
     let set = |isolation: &str| server.dorm(&["set", &agent.name, "--isolation", isolation]);
     agent.python(MAKE_FILES)?.succeeded()?;
     let told = agent.python(TELL_FILES)?.text()?;
-    ensure!(told.lines().count() == 7 && told.contains("a\\nnote"), "{told}");
+    ensure!(told.lines().count() == 8 && told.contains("posix_acl_access") && told.contains("posix_acl_default") && told.contains("a\\nnote"), "{told}");
     let snapshot = server.dorm(&["snapshot", &agent.name])?.text()?;
     agent.sh("echo only here > /dev/shm/memory")?.succeeded()?;
 

@@ -308,12 +308,21 @@ impl Pool {
                 let unfinished = disk.with_extension("new");
                 let _ = fs::remove_file(&unfinished);
                 private_file(&unfinished)?;
-                launch::make_disk(&self.launcher, &template.files, uid_base, &unfinished).await?;
-                fs::rename(&unfinished, &disk)?;
+                let made = launch::make_disk(&self.launcher, &template.files, uid_base, &unfinished).await;
+                let named = made.and_then(|()| fs::rename(&unfinished, &disk));
+                // It may be what has filled the pool.
+                named.inspect_err(|_| drop(fs::remove_file(&unfinished)))?;
             }
             File::open(&disk)
         };
         made.await.map_err(self.no_space_or(MAKING))
+    }
+
+    /// Where the disk of a template is, or would be.
+    pub(super) fn disk_of_template(&self, id: &Id) -> io::Result<PathBuf> {
+        let origin = File::open(self.template_path(id)).and_then(|template| btrfs::origin(template.as_fd()))?;
+        let disks = self.filesystem.root.join(DISKS);
+        Ok(disks.join(dorm_sys::uuid::text(origin.uuid)))
     }
 
     /// Removes the disks of templates that are gone.
@@ -352,7 +361,10 @@ pub(super) fn disk_size(home: &File) -> io::Result<Option<u64>> {
 /// What the home of an agent that may have `disk` bytes may take in the pool.
 pub(super) fn limit_of(home: &File, disk: u64) -> io::Result<u64> {
     Ok(match disk_size(home)? {
-        Some(size) => TIMES * (size.max(disk) + size_of(home, MEMORY)?) + SPARE,
+        Some(size) => {
+            let held = size.max(disk).saturating_add(size_of(home, MEMORY)?);
+            TIMES.saturating_mul(held).saturating_add(SPARE)
+        }
         None => disk,
     })
 }

@@ -237,7 +237,14 @@ impl Homes for Pool {
 
     async fn delete_template(&self, id: &Id) -> Result<()> {
         let id = id.clone();
-        self.blocking(move |pool| pool.delete_in("templates", &id)).await
+        self.blocking(move |pool| {
+            let disk = pool.disk_of_template(&id);
+            pool.delete_in("templates", &id)?;
+            // Without it, it goes when the next daemon starts.
+            let _ = disk.and_then(fs::remove_file);
+            Ok(())
+        })
+        .await
     }
 
     async fn export_template(&self, id: &Id, to: &Path) -> Result<()> {

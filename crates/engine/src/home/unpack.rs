@@ -103,6 +103,13 @@ impl UnpackError {
 
 pub type Result<T, E = UnpackError> = std::result::Result<T, E>;
 
+/// Attributes that are kept beside those of users. A mode says what a group may do only together with the list of who else may.
+const KEPT_ATTRIBUTES: [&[u8]; 3] = [
+    b"security.capability",
+    b"system.posix_acl_access",
+    b"system.posix_acl_default",
+];
+
 /// What the names in an archive mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Names {
@@ -359,7 +366,7 @@ impl Apply {
     }
 
     fn xattr(&mut self, fd: impl std::os::fd::AsFd, name: &[u8], value: &[u8]) -> io::Result<()> {
-        let supported = name == b"security.capability" || name.starts_with(b"user.");
+        let supported = name.starts_with(b"user.") || KEPT_ATTRIBUTES.contains(&name);
         if supported && tree::set_xattr(fd, name, value)? {
             return Ok(());
         }

@@ -15,6 +15,7 @@ use super::link::refused;
 use super::reach::{in_time, now_ms, too_late};
 use super::start::entropy;
 use crate::criu::manifest::Manifest;
+use crate::criu::room;
 use crate::host::image::Unfinished;
 use crate::host::{LiveBox, ended, failed, record_of};
 use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, Result};
@@ -45,7 +46,11 @@ impl Vm {
             if monitor.is_running().await.map_err(cannot)? {
                 return Err(cannot(io::Error::other("the machine does not stand still")));
             }
-            monitor.save(&state).await.map_err(cannot)?;
+            let saved = monitor.save(&state).await;
+            saved.map_err(|e| match room::is_lacking(&unfinished.0, &e.to_string()) {
+                Some(free) => EngineError::NoSpace { free },
+                None => cannot(e),
+            })?;
             Ok(monitor.version)
         }
         .await;

@@ -25,17 +25,21 @@ impl Agent {
         spec.isolation = to;
         let possible = self.ctx.engine.can_convert(&spec).await;
         possible.map_err(Trouble::engine(VERB))?;
-        let had_memory = self.published().current_box.is_some() || self.current_image().is_some();
-        let grace = self.ctx.stop_grace;
-        let converted = self.ask(Request::Convert { to, grace }).await;
-        if matches!(converted, Err(Trouble::Refused(_))) {
-            return converted;
-        }
-        if had_memory && matches!(self.state(), State::Stopped | State::Failed) {
-            let started = self.ensure_running().await;
-            return converted.and(started);
-        }
-        converted
+        let agent = Arc::clone(self);
+        let changed = async move {
+            let had_memory = agent.published().current_box.is_some() || agent.current_image().is_some();
+            let grace = agent.ctx.stop_grace;
+            let converted = agent.ask(Request::Convert { to, grace }).await;
+            if matches!(converted, Err(Trouble::Refused(_))) {
+                return converted;
+            }
+            if had_memory && matches!(agent.state(), State::Stopped | State::Failed) {
+                let started = agent.ensure_running().await;
+                return converted.and(started);
+            }
+            converted
+        };
+        self.ctx.to_the_end(VERB, changed).await
     }
 
     /// Whether the memory of a snapshot is one that boxes of the agent can go on with.

@@ -185,7 +185,7 @@ async fn when_an_agent_goes_to_sleep_is_changed_later_and_told() {
     let (_, why) = server.get("/v1/agents/demo/why").await;
     assert_eq!(
         (&why["because"][0], &why["sleep"]),
-        (&json!("it is to be kept awake"), &json!({}))
+        (&json!("it is to be kept awake"), &json!({"durable_after": 60.0}))
     );
     assert_eq!(change(json!({})).await.1["keep_awake"], true);
 

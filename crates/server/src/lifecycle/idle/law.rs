@@ -17,21 +17,15 @@ pub struct Times {
 
 impl Times {
     pub fn of(sleep: &Sleep, defaults: &Standby) -> Self {
-        if sleep.keep_awake {
-            return Self {
-                standby: None,
-                durable: None,
-                hibernate: None,
-            };
-        }
         let time = |own: Option<u64>, default: Duration| {
             let time = own.map_or(default, Duration::from_millis);
             (!time.is_zero()).then_some(time)
         };
+        let unless_awake = |time: Option<Duration>| time.filter(|_| !sleep.keep_awake);
         Self {
-            standby: time(sleep.standby_after, defaults.after),
+            standby: unless_awake(time(sleep.standby_after, defaults.after)),
             durable: time(sleep.durable_after, defaults.durable_after),
-            hibernate: time(sleep.hibernate_after, defaults.hibernate_after),
+            hibernate: unless_awake(time(sleep.hibernate_after, defaults.hibernate_after)),
         }
     }
 }
@@ -110,29 +104,23 @@ fn awake(view: &View, times: &Times, now: Instant) -> Step {
 }
 
 fn asleep(view: &View, times: &Times, now: Instant) -> Step {
-    if let Some(until) = view.held_until
-        && until > now
-    {
-        return Step::Wait(until);
-    }
     if !view.saved && !view.savable {
         return view.savable_at.map_or(Step::Nothing, Step::Wait);
     }
-    if let Some(after) = times.hibernate
-        && now >= view.frozen_since + after
-    {
-        return Step::Hibernate;
+    let due = |after: Duration| view.frozen_since + after;
+    let hibernate = times.hibernate.map(|after| match view.held_until {
+        Some(until) => due(after).max(until),
+        None => due(after),
+    });
+    // Whoever is held, or to be kept awake, loses nothing by being on disk as well. A stream that a pause has left open would be cut.
+    let wanted = !view.saved && view.open_requests == 0;
+    let durable = times.durable.filter(|_| wanted).map(due);
+    match (hibernate, durable) {
+        (Some(at), _) if at <= now => Step::Hibernate,
+        (_, Some(at)) if at <= now => Step::MakeDurable,
+        (hibernate, durable) => {
+            let next = hibernate.into_iter().chain(durable).min();
+            next.map_or(Step::Nothing, Step::Wait)
+        }
     }
-    let durable = times.durable.filter(|_| !view.saved);
-    // A stream that a pause has left open would be cut.
-    if view.open_requests > 0 {
-        let hibernate = times.hibernate.map(|after| view.frozen_since + after);
-        return hibernate.map_or(Step::Nothing, Step::Wait);
-    }
-    match durable {
-        Some(after) if now >= view.frozen_since + after => return Step::MakeDurable,
-        _ => {}
-    }
-    let next = durable.into_iter().chain(times.hibernate).min();
-    next.map_or(Step::Nothing, |after| Step::Wait(view.frozen_since + after))
 }

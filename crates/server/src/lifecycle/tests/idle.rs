@@ -167,6 +167,22 @@ async fn a_hold_keeps_it_awake_until_it_is_released() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_that_is_held_and_paused_becomes_durable_and_no_more() {
+    let (world, ..) = watched(Standby::default()).await;
+    let agent = world.running("one").await;
+    agent.hold(Duration::from_secs(3_600), "tomorrow").await.unwrap();
+    agent.pause().await.unwrap();
+    seconds(59).await;
+    assert!(agent.current_image().is_none());
+    seconds(3).await;
+    assert!(agent.current_image().is_some());
+    seconds(3_000).await;
+    assert_eq!(agent.state(), State::Standby);
+    let left = until(&agent, State::Hibernated).await;
+    assert!((530..=545).contains(&left), "{left}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_agent_has_times_of_its_own() {
     let (world, ..) = watched(Standby::default()).await;
     let with = |name: &str, sleep: Sleep| {
@@ -223,7 +239,7 @@ async fn what_is_changed_later_holds_at_once_and_wakes_nobody() {
     agent.set_sleep(keep_awake(true)).await.unwrap();
     seconds(10_000).await;
     assert_eq!((agent.state(), world.engine.thaws()), (State::Standby, thaws));
-    assert!(agent.current_image().is_none());
+    assert!(agent.current_image().is_some(), "it is safe from a crash of the host");
     let change = SleepChange {
         hibernate_after: Some(Some(1_000)),
         ..keep_awake(false)
