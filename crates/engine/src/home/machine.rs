@@ -320,7 +320,8 @@ impl Pool {
 
     /// Where the disk of a template is, or would be.
     pub(super) fn disk_of_template(&self, id: &Id) -> io::Result<PathBuf> {
-        let origin = File::open(self.template_path(id)).and_then(|template| btrfs::origin(template.as_fd()))?;
+        let origin =
+            File::open(self.template_path(id)).and_then(|template| btrfs::origin(template.as_fd()))?;
         let disks = self.filesystem.root.join(DISKS);
         Ok(disks.join(dorm_sys::uuid::text(origin.uuid)))
     }

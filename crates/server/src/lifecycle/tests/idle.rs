@@ -239,7 +239,10 @@ async fn what_is_changed_later_holds_at_once_and_wakes_nobody() {
     agent.set_sleep(keep_awake(true)).await.unwrap();
     seconds(10_000).await;
     assert_eq!((agent.state(), world.engine.thaws()), (State::Standby, thaws));
-    assert!(agent.current_image().is_some(), "it is safe from a crash of the host");
+    assert!(
+        agent.current_image().is_some(),
+        "it is safe from a crash of the host"
+    );
     let change = SleepChange {
         hibernate_after: Some(Some(1_000)),
         ..keep_awake(false)
