@@ -266,7 +266,7 @@ fn metrics_are_there_for_prometheus() -> Result<()> {
 
 fn info_tells_version_and_space() -> Result<()> {
     let info = Server::shared()?.http("GET", "/v1/info", b"")?.json()?;
-    ensure!(info["version"].is_string() && info["guest_protocol"] == 2, "{info}");
+    ensure!(info["version"].is_string() && info["guest_protocol"] == 3, "{info}");
     ensure!(info["pool_free"].as_u64() > Some(1 << 30) && info["pool_total"].as_u64() >= info["pool_free"].as_u64(), "{info}");
     Ok(())
 }

@@ -236,6 +236,7 @@ impl Feed<'_> {
         Ok(())
     }
 }
+
 /// Returns when the user wants to go without the run: at a second Ctrl-C within a second.
 async fn pump_signals(guest: &Guest<'_>, run: &Selector, pty: bool) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -168,12 +168,17 @@ impl Group {
         self.directories.iter().any(|(_, path)| path.exists())
     }
 
+    /// How many processes and threads it may have. One that has more already keeps them.
+    pub fn limit_processes(&self, pids: u32) -> io::Result<()> {
+        self.write("pids", "pids.max", &pids.to_string())
+    }
+
     pub fn limit(&self, limits: &GroupLimits) -> io::Result<()> {
+        self.limit_processes(limits.pids)?;
         let quota = (u64::from(limits.cpu_millis) * CPU_PERIOD_USEC / 1000).max(CPU_LEAST_USEC);
         match self.version {
             Version::V2 => {
                 self.write("", "cpu.max", &format!("{quota} {CPU_PERIOD_USEC}"))?;
-                self.write("", "pids.max", &limits.pids.to_string())?;
                 self.write("", "memory.max", &limits.memory.to_string())?;
                 self.write("", "memory.swap.max", "0").or_else(absent)?;
                 self.write("", "memory.oom.group", "0").or_else(absent)?;
@@ -184,7 +189,6 @@ impl Group {
             Version::V1 => {
                 self.write("cpu", "cpu.cfs_period_us", &CPU_PERIOD_USEC.to_string())?;
                 self.write("cpu", "cpu.cfs_quota_us", &quota.to_string())?;
-                self.write("pids", "pids.max", &limits.pids.to_string())?;
                 self.write("memory", "memory.limit_in_bytes", &limits.memory.to_string())?;
                 self.write(
                     "memory",

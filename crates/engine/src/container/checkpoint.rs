@@ -172,26 +172,24 @@ impl Container {
             let checked = began.elapsed();
             network.inside().disown_others(netns).await?;
             renew(pid, &spec.hostname).map_err(EngineError::io("cannot give the box its identity"))?;
-            // All of its processes are there. Of its memory, that may have to wait for CRIU's to be gone.
-            let limited = group.limit(&limits);
+            // All of its processes are there. What they may take of memory has to wait until CRIU's is gone.
+            let limited = group.limit_processes(limits.pids);
+            limited.map_err(EngineError::io("cannot give the box its limits"))?;
             // The last step before it runs: a daemon that dies earlier takes CRIU, and with it the box, along.
             Still::unmark(image).map_err(EngineError::io("cannot mark the memory image as used"))?;
             let restored = restoring.finish().await;
             tracing::debug!(id = %spec.id, ?started, ?namespaces, ?connected, ?memory, ?checked, done = ?began.elapsed(), "restored");
-            Ok((restored?, limited.is_ok()))
+            restored
         }
         .await;
         // It is a member of the box's group.
         waiting.end().await;
         let restored = match restored {
-            Ok((restored, true)) => restored,
-            Ok((restored, false)) => {
-                limit_again(&group, &limits);
-                restored
-            }
+            Ok(restored) => restored,
             // Memory that is damaged explains whatever else went wrong.
             Err(error) => return Err(check.verdict().await.err().map_or(error, EngineError::BadImage)),
         };
+        limit_again(&group, &limits);
         let process = Process::open(restored).map_err(EngineError::io("cannot find the restored box"))?;
         let found = netns_of(&process)
             .and_then(|netns| Ok((netns, record_of(Isolation::Container, &process, guest_hash)?)))
