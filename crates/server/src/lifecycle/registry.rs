@@ -301,7 +301,13 @@ impl Registry {
             }
         };
         // Memory goes to one disk: more at once would only make each slower.
-        stream::iter(up).for_each_concurrent(AT_ONCE, put).await;
+        let all = stream::iter(up).for_each_concurrent(AT_ONCE, put);
+        if tokio::time::timeout(LONGEST_END.max(patience), all)
+            .await
+            .is_err()
+        {
+            tracing::warn!("not all boxes were put away in time; the next daemon finds them");
+        }
     }
 
     /// Bytes of memory of all these together.
