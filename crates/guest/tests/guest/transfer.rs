@@ -275,7 +275,7 @@ fn the_guest_tells_about_itself_and_its_box() {
     let version = guest.get("/dorm/version").json();
     assert_eq!(
         version,
-        json!({"version": env!("CARGO_PKG_VERSION"), "protocol": 2})
+        json!({"version": env!("CARGO_PKG_VERSION"), "protocol": 3})
     );
     let metrics = guest.get("/metrics").json();
     for key in [
