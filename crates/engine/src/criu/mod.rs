@@ -162,10 +162,7 @@ impl Criu {
             }
             let held = dumped.map_err(|refused| {
                 let reason = self.reason(images, refused);
-                match room::is_lacking(images, &reason) {
-                    Some(free) => EngineError::NoSpace { free },
-                    None => EngineError::CannotCheckpoint(reason),
-                }
+                room::unsaved(images, reason)
             })?;
             if group.is_thawed().map_err(failed())? {
                 group.freeze().map_err(failed())?;

@@ -4,6 +4,8 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
+use crate::EngineError;
+
 /// More than a log needs, and less than memory does.
 const SOME: usize = 1 << 20;
 
@@ -14,6 +16,14 @@ pub(crate) fn is_lacking(directory: &Path, reason: &str) -> Option<u64> {
     let lacking = told.iter().any(|words| reason.contains(words)) || is_full(directory);
     let free = || rustix::fs::statvfs(directory).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
     lacking.then(free)
+}
+
+/// Why no memory image could be made in `directory`, for which `reason` was given.
+pub(crate) fn unsaved(directory: &Path, reason: String) -> EngineError {
+    match is_lacking(directory, &reason) {
+        Some(free) => EngineError::NoSpace { free },
+        None => EngineError::CannotCheckpoint(reason),
+    }
 }
 
 fn is_full(directory: &Path) -> bool {

@@ -74,10 +74,7 @@ impl Gvisor {
         tracing::debug!(id = %live.id, %said, "no memory image");
         let first = said.lines().find(|line| !line.trim().is_empty());
         let first = first.unwrap_or("runsc does not say why");
-        Err(match room::is_lacking(directory, first) {
-            Some(free) => EngineError::NoSpace { free },
-            None => EngineError::CannotCheckpoint(first.to_owned()),
-        })
+        Err(room::unsaved(directory, first.to_owned()))
     }
 
     /// What is damaged is found before anything of it runs.

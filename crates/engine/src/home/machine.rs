@@ -320,29 +320,31 @@ impl Pool {
 
     /// Where the disk of a template is, or would be.
     pub(super) fn disk_of_template(&self, id: &Id) -> io::Result<PathBuf> {
-        let origin =
-            File::open(self.template_path(id)).and_then(|template| btrfs::origin(template.as_fd()))?;
-        let disks = self.filesystem.root.join(DISKS);
-        Ok(disks.join(dorm_sys::uuid::text(origin.uuid)))
+        let disk = disk_name(&self.template_path(id))?;
+        Ok(self.filesystem.root.join(DISKS).join(disk))
     }
 
     /// Removes the disks of templates that are gone.
     pub(super) fn sweep_disks(&self) {
-        let uuid_of = |path: PathBuf| {
-            let origin = File::open(path).and_then(|template| btrfs::origin(template.as_fd()));
-            origin.ok().map(|origin| dorm_sys::uuid::text(origin.uuid))
-        };
         let entries = |name: &str| {
             let listed = fs::read_dir(self.filesystem.root.join(name));
             listed.into_iter().flatten().flatten()
         };
-        let wanted: Vec<String> = entries("templates").filter_map(|e| uuid_of(e.path())).collect();
+        let wanted: Vec<String> = entries("templates")
+            .filter_map(|template| disk_name(&template.path()).ok())
+            .collect();
         for entry in entries(DISKS) {
             if !wanted.iter().any(|uuid| entry.file_name() == uuid.as_str()) {
                 let _ = fs::remove_file(entry.path());
             }
         }
     }
+}
+
+/// What the disk of the template at `path` is called.
+fn disk_name(path: &Path) -> io::Result<String> {
+    let origin = btrfs::origin(File::open(path)?.as_fd())?;
+    Ok(dorm_sys::uuid::text(origin.uuid))
 }
 
 /// Whether a home holds a disk, and not the files themselves.

@@ -47,10 +47,7 @@ impl Vm {
                 return Err(cannot(io::Error::other("the machine does not stand still")));
             }
             let saved = monitor.save(&state).await;
-            saved.map_err(|e| match room::is_lacking(&unfinished.0, &e.to_string()) {
-                Some(free) => EngineError::NoSpace { free },
-                None => cannot(e),
-            })?;
+            saved.map_err(|e| room::unsaved(&unfinished.0, e.to_string()))?;
             Ok(monitor.version)
         }
         .await;

@@ -18,7 +18,8 @@ use super::network::Network;
 use super::registry::Context;
 use super::{Trouble, driver, sleep};
 use crate::records::{
-    AgentRecord, HoldRecord, ImageRecord, Note, Origin, Profile, Reach, State, Status, now,
+    AgentRecord, BoxChange, Change, HoldRecord, ImageChange, ImageRecord, Note, Origin, Profile, Reach,
+    State, Status, now,
 };
 
 /// How long a server may take to listen once its box is up.
@@ -404,6 +405,26 @@ impl Agent {
             inbox.driven = true;
             driver::spawn(self.clone());
         }
+    }
+
+    /// Its box and its memory image are as they were; only the state is another.
+    pub(super) async fn record_state(&self, state: State, reason: &str) -> Result<(), Trouble> {
+        let from = self.state();
+        if from == state {
+            return Ok(());
+        }
+        let status = Status::now(state, reason);
+        let change = Change {
+            agent: &self.profile.id,
+            from,
+            to: &status,
+            millis: None,
+            box_record: BoxChange::Keep,
+            image: ImageChange::Keep,
+        };
+        self.ctx.record(&change).await?;
+        self.publish(status);
+        Ok(())
     }
 
     pub(super) fn publish(&self, status: Status) {

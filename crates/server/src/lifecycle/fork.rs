@@ -15,8 +15,8 @@ use super::registry::Context;
 use super::{Agent, Registry, Trouble, convert, images};
 use crate::faults::Point;
 use crate::records::{
-    BoxChange, Change, ImageChange, ImageRecord, NewAgentRecord, Origin, Reach, SandboxRecord, SnapshotKind,
-    SnapshotRecord, State, Status, now,
+    ImageRecord, NewAgentRecord, Origin, Reach, SandboxRecord, SnapshotKind, SnapshotRecord, State, Status,
+    now,
 };
 
 const VERB: &str = "be forked";
@@ -194,28 +194,16 @@ async fn come_up(fork: &Arc<Agent>) -> Result<(), Trouble> {
 
 async fn undo(agent: &Arc<Agent>) {
     let undone = match agent.delete().await {
-        Err(Trouble::ShuttingDown) => leave_to_the_next(agent).await,
+        // The next daemon does.
+        Err(Trouble::ShuttingDown) => {
+            let why = "the daemon ended while it was forked";
+            agent.record_state(State::Deleting, why).await
+        }
         deleted => deleted,
     };
     if let Err(error) = undone {
         tracing::error!(agent = %agent.profile.name, reason = %error.in_full(), "a fork is left");
     }
-}
-
-/// The next daemon deletes it. Nothing is done to it by this one any more.
-async fn leave_to_the_next(agent: &Arc<Agent>) -> Result<(), Trouble> {
-    let status = Status::now(State::Deleting, "the daemon ended while it was forked");
-    let change = Change {
-        agent: &agent.profile.id,
-        from: agent.state(),
-        to: &status,
-        millis: None,
-        box_record: BoxChange::Keep,
-        image: ImageChange::Keep,
-    };
-    agent.ctx.record(&change).await?;
-    agent.publish(status);
-    Ok(())
 }
 
 async fn make(

@@ -277,7 +277,9 @@ async fn adopt(agent: &Arc<Agent>, record: BoxRecord, then: Then, gone: Gone) ->
             // Perhaps a daemon died while it held the box still.
             ctx.engine.thaw(id).await.map_err(Trouble::engine("be adopted"))?;
             watcher::spawn(agent, generation);
-            go_on(agent, State::Running, "the daemon was started again").await
+            agent
+                .record_state(State::Running, "the daemon was started again")
+                .await
         }
         Then::Sleeps => {
             // Frozen already, unless a daemon died right after it let the box go on.
@@ -292,7 +294,9 @@ async fn adopt(agent: &Arc<Agent>, record: BoxRecord, then: Then, gone: Gone) ->
                     tracing::warn!(agent = %agent.profile.name, %error, "could not be kept in standby");
                     let thawed = ctx.engine.thaw(id).await;
                     thawed.map_err(Trouble::engine("be adopted"))?;
-                    go_on(agent, State::Running, "it could not be kept in standby").await
+                    agent
+                        .record_state(State::Running, "it could not be kept in standby")
+                        .await
                 }
             }
         }
@@ -383,26 +387,6 @@ async fn forget_image(agent: &Arc<Agent>) -> Result<(), Trouble> {
     };
     agent.ctx.store.set_image(&agent.profile.id, None).await?;
     images::discard(agent, &image.id).await;
-    Ok(())
-}
-
-/// The box is there; only the state is another.
-async fn go_on(agent: &Arc<Agent>, state: State, reason: &str) -> Result<(), Trouble> {
-    let present = agent.published().status;
-    if present.state == state {
-        return Ok(());
-    }
-    let status = Status::now(state, reason);
-    let change = Change {
-        agent: &agent.profile.id,
-        from: present.state,
-        to: &status,
-        millis: None,
-        box_record: BoxChange::Keep,
-        image: ImageChange::Keep,
-    };
-    agent.ctx.record(&change).await?;
-    agent.publish(status);
     Ok(())
 }
 
