@@ -7,12 +7,18 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::process::is_kernel_thread;
+
 const ROOT: &str = "/sys/fs/cgroup";
 const V1_CONTROLLERS: [&str; 6] = ["cpu", "cpuacct", "memory", "pids", "freezer", "blkio"];
 const V2_CONTROLLERS: [&str; 4] = ["cpu", "memory", "pids", "io"];
 /// A process in an uninterruptible wait holds up a freeze.
 const FREEZE_WITHIN: std::time::Duration = std::time::Duration::from_secs(20);
 const CALL_AGAIN: std::time::Duration = std::time::Duration::from_secs(1);
+/// What a freeze takes at the most if nothing is in its way.
+const MOMENT: std::time::Duration = std::time::Duration::from_millis(20);
+/// How long memory may take to be given back.
+const RECLAIM_WITHIN: std::time::Duration = std::time::Duration::from_secs(1);
 const CPU_PERIOD_USEC: u64 = 100_000;
 /// The kernel takes no less.
 const CPU_LEAST_USEC: u64 = 1000;
@@ -213,6 +219,39 @@ impl Group {
         Ok(())
     }
 
+    /// Like [`Self::limit`], for a group whose processes may have more memory than that already. It is an error then, and they keep what they
+    /// have, in version 2 as well, which would kill them.
+    pub fn lower(&self, limits: &GroupLimits) -> io::Result<()> {
+        if self.version == Version::V2 {
+            self.reclaim(limits.memory)?;
+        }
+        self.limit(limits)
+    }
+
+    /// Has the kernel take back memory until no more than `limit` is used.
+    fn reclaim(&self, limit: u64) -> io::Result<()> {
+        let used = || Ok::<_, io::Error>(number(&self.read("", "memory.current")?));
+        if used()? <= limit {
+            return Ok(());
+        }
+        // The write itself takes back what it can, but for files that are not on disk yet.
+        self.write("", "memory.high", &limit.to_string())?;
+        let deadline = std::time::Instant::now() + RECLAIM_WITHIN;
+        let mut still = used()?;
+        while still > limit && std::time::Instant::now() < deadline {
+            std::thread::sleep(MOMENT);
+            still = used()?;
+        }
+        self.write("", "memory.high", "max")?;
+        match still > limit {
+            true => Err(io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                format!("its processes have {still} bytes of memory, and their limit is {limit}"),
+            )),
+            false => Ok(()),
+        }
+    }
+
     pub fn stats(&self) -> io::Result<GroupStats> {
         Ok(match self.version {
             Version::V2 => {
@@ -246,7 +285,9 @@ impl Group {
                 Version::V2 => self.write("", "cgroup.freeze", "1")?,
                 Version::V1 => self.write("freezer", "freezer.state", "FROZEN")?,
             }
-            if self.freezes_within(CALL_AGAIN)? {
+            if self.freezes_within(MOMENT)?
+                || !self.dismiss_kernel_threads()? && self.freezes_within(CALL_AGAIN)?
+            {
                 return Ok(());
             }
             // A process that has missed the call, as one may that is just coming up, hears the next.
@@ -258,6 +299,25 @@ impl Group {
                 ));
             }
         }
+    }
+
+    /// Sends threads of the kernel away, as KVM puts one into the group of who makes a machine. They cannot be frozen, and in version 2 the
+    /// group would never be. True if there were any.
+    fn dismiss_kernel_threads(&self) -> io::Result<bool> {
+        if self.version == Version::V1 {
+            return Ok(false);
+        }
+        let groups = self.directories[0]
+            .1
+            .ancestors()
+            .map(|path| path.join("cgroup.procs"));
+        let top = groups.take_while(|file| file.exists()).last().unwrap_or_default();
+        let mut threads = self.processes()?;
+        threads.retain(|pid| is_kernel_thread(*pid).unwrap_or(false));
+        for thread in &threads {
+            fs::write(&top, thread.to_string())?;
+        }
+        Ok(!threads.is_empty())
     }
 
     fn freezes_within(&self, patience: std::time::Duration) -> io::Result<bool> {

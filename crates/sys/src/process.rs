@@ -52,14 +52,25 @@ impl Process {
     }
 }
 
-/// When `pid` was started, in clock ticks since boot, and whether it is a zombie.
+/// When `pid` was started, in clock ticks since boot.
 pub fn start_time(pid: i32) -> io::Result<u64> {
+    stat(pid, 22)
+}
+
+/// Whether `pid` is a thread of the kernel's own.
+pub fn is_kernel_thread(pid: i32) -> io::Result<bool> {
+    const PF_KTHREAD: u64 = 0x0020_0000;
+    Ok(stat(pid, 9)? & PF_KTHREAD != 0)
+}
+
+/// A number in `/proc/PID/stat`, by its place there, counted from 1 as its manual does.
+fn stat(pid: i32, place: usize) -> io::Result<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The command name may hold spaces and parentheses; the fields after the last one do not.
+    // The command name, which is the second, may hold spaces and parentheses; the fields after the last one do not.
     let fields = stat.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
     fields
         .split_whitespace()
-        .nth(19)
+        .nth(place - 3)
         .and_then(|f| f.parse().ok())
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }

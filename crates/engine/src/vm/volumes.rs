@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use dorm_sys::cgroup::Group;
 use dorm_sys::confine::SystemCallFilter;
-use dorm_sys::process::Process;
+use dorm_sys::process::{Process, is_kernel_thread};
 use rustix::process::Signal;
 
 use super::{Vm, command};
@@ -152,7 +152,8 @@ impl Machine {
     /// Ends what an earlier daemon, or a start that was broken off, has left of servers: whatever is in the group and is not QEMU.
     async fn end_others(&self) -> io::Result<()> {
         for pid in self.group.processes()? {
-            if pid == self.qemu.pid {
+            // KVM has a thread of the kernel in it.
+            if pid == self.qemu.pid || is_kernel_thread(pid).unwrap_or(false) {
                 continue;
             }
             let Ok(process) = Process::open(pid) else { continue };

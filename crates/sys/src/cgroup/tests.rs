@@ -130,12 +130,13 @@ fn stats_are_read_as_version_2_tells_them() {
 struct Real(Group);
 
 impl Real {
-    fn make() -> Option<Self> {
+    fn make(name: &str) -> Option<Self> {
         let root = ["", "unified"].map(|below| Path::new(ROOT).join(below));
         let root = root.into_iter().find(|path| path.join("cgroup.procs").exists())?;
+        let name = format!("dorm-sys-test-{name}-{}", std::process::id());
         let group = Group {
             version: Version::V2,
-            directories: vec![("", root.join(format!("dorm-sys-test-{}", std::process::id())))],
+            directories: vec![("", root.join(name))],
         };
         group.make().ok().map(|()| Self(group))
     }
@@ -143,10 +144,13 @@ impl Real {
     /// A process in the group.
     fn process(&self) -> Child {
         let process = Command::new("sleep").arg("600").spawn().unwrap();
-        for file in self.0.join_files() {
-            fs::write(file, process.id().to_string()).unwrap();
-        }
+        self.join(process.id()).unwrap();
         process
+    }
+
+    fn join(&self, pid: u32) -> io::Result<()> {
+        let mut files = self.0.join_files().into_iter();
+        files.try_for_each(|file| fs::write(file, pid.to_string()))
     }
 }
 
@@ -158,7 +162,7 @@ impl Drop for Real {
 
 #[test]
 fn a_group_of_version_2_is_frozen_thawed_emptied_and_removed() {
-    let Some(real) = Real::make() else {
+    let Some(real) = Real::make("life") else {
         println!("skipped: no group of version 2 can be made here");
         return;
     };
@@ -177,4 +181,54 @@ fn a_group_of_version_2_is_frozen_thawed_emptied_and_removed() {
     assert_eq!(real.0.processes().unwrap(), [0i32; 0]);
     real.0.remove().unwrap();
     assert!(!real.0.exists());
+}
+
+#[test]
+fn a_thread_of_the_kernel_in_a_group_of_version_2_does_not_keep_it_from_being_frozen() {
+    let real = Real::make("kernel");
+    let is_movable = |pid: &i32| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+        // They serve nobody in particular, and may be moved.
+        name.is_ok_and(|name| ["khugepaged", "kcompactd0"].contains(&name.trim()))
+    };
+    let thread = fs::read_dir("/proc").unwrap().flatten();
+    let mut threads = thread.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let (Some(real), Some(thread)) = (real, threads.find(is_movable)) else {
+        println!("skipped: no group of version 2 can be made here, or there is no thread to put into it");
+        return;
+    };
+    assert!(is_kernel_thread(thread).unwrap() && !is_kernel_thread(std::process::id() as i32).unwrap());
+    if let Err(error) = real.join(thread as u32) {
+        println!("skipped: the thread cannot be moved: {error}");
+        return;
+    }
+    let mut process = real.process();
+    real.0.freeze().unwrap();
+    assert!(real.0.frozen().unwrap());
+    assert_eq!(real.0.processes().unwrap(), [process.id() as i32]);
+    process.kill().unwrap();
+    process.wait().unwrap();
+}
+
+#[test]
+fn a_group_of_version_2_that_has_more_memory_than_its_new_limit_is_not_limited() {
+    let files = [
+        ("cpu.max", ""),
+        ("pids.max", ""),
+        ("memory.high", "max"),
+        ("memory.max", "4096"),
+        ("memory.current", "3000\n"),
+    ];
+    let (scratch, group) = group_like(Version::V2, &files);
+    let read = |file: &str| fs::read_to_string(scratch.0.join(file)).unwrap();
+    let to = |memory: u64| GroupLimits {
+        memory,
+        ..GroupLimits::default()
+    };
+    let refused = group.lower(&to(2000)).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::ResourceBusy, "{refused}");
+    assert!(read("memory.max").starts_with("4096"), "it would be killed");
+    assert!(read("memory.high").starts_with("max"), "it would be slowed down");
+    group.lower(&to(3000)).unwrap();
+    assert!(read("memory.max").starts_with("3000"));
 }
