@@ -15,7 +15,7 @@ use dorm_engine::host;
 use dorm_server::ServeError;
 use dorm_server::config::NetworkRange;
 use rustix::fs::{FlockOperation, flock};
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, Resource, getrlimit, setrlimit, test_kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
@@ -26,6 +26,10 @@ use crate::notify;
 
 /// How long a lock whose holder is gone is waited for.
 const HANDOVER: Duration = Duration::from_secs(10);
+
+/// Descriptors that the daemon has at most, as in the service's file. Programs that it starts have as many, and some of them close
+/// each that there could be. Launchers give boxes limits of their own.
+const OPEN_FILES: u64 = 1 << 20;
 
 /// Held for as long as the daemon lives; the kernel gives it up with the process.
 pub(crate) struct Lock(#[expect(dead_code, reason = "it is held, not used")] File);
@@ -112,6 +116,18 @@ fn logging(settings: &Settings) -> Result<()> {
     Ok(())
 }
 
+/// A shell gives the daemon fewer descriptors than it may have, and every connection takes some.
+fn raise_open_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.map_or(OPEN_FILES, |hard| hard.min(OPEN_FILES));
+    if limit.current.is_some_and(|soft| soft < most) {
+        limit.current = Some(most);
+        if let Err(error) = setrlimit(Resource::Nofile, limit) {
+            tracing::warn!(%error, "the limit of open files stays as it was");
+        }
+    }
+}
+
 fn make_data_directory(data: &Path) -> Result<()> {
     std::fs::DirBuilder::new()
         .recursive(true)
@@ -146,6 +162,7 @@ fn shutdown() -> Result<CancellationToken> {
 pub(crate) async fn run(mut settings: Settings) -> Result<()> {
     need_root()?;
     logging(&settings)?;
+    raise_open_files();
     make_data_directory(&settings.server.data)?;
     let _lock = lock(&settings.server.data)?;
     let shutdown = shutdown()?;
@@ -228,5 +245,16 @@ mod tests {
         );
         drop(held);
         assert!(lock(data.path()).is_ok());
+    }
+
+    #[test]
+    fn the_daemon_takes_the_descriptors_that_it_may_have() {
+        let mut limit = getrlimit(Resource::Nofile);
+        let most = limit.maximum.unwrap_or(OPEN_FILES).min(OPEN_FILES);
+        // Other tests need theirs.
+        limit.current = Some(most - 1);
+        setrlimit(Resource::Nofile, limit).unwrap();
+        raise_open_files();
+        assert_eq!(getrlimit(Resource::Nofile).current, Some(most));
     }
 }

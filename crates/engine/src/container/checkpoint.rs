@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use super::Container;
 use super::spare::Spares;
-use crate::criu::manifest::{Manifest, Pages};
+use crate::criu::manifest::{Manifest, Pages, Unusable};
 use crate::criu::{Criu, LENT, Talk};
 use crate::host::image::{Still, Unfinished};
 use crate::host::{LiveBox, ended, netns_of, record_of};
@@ -98,8 +98,8 @@ impl Container {
             let image = image.to_owned();
             let opened = tokio::task::spawn_blocking(move || Manifest::open(&image)).await;
             opened
-                .unwrap_or_else(|e| Err(e.to_string()))
-                .map_err(EngineError::BadImage)?
+                .unwrap_or_else(|e| Err(e.into()))
+                .map_err(Unusable::into_error)?
         };
         let guest = self.host.guest_in(&manifest, spec)?;
         let work = tempfile::Builder::new()
@@ -165,9 +165,9 @@ impl Container {
             restoring.memory().await?;
             let memory = began.elapsed();
             // Nothing of the box has run yet.
-            if let Err(reason) = check.verdict().await {
+            if let Err(why) = check.verdict().await {
                 restoring.give_up().await;
-                return Err(EngineError::BadImage(reason));
+                return Err(why.into_error());
             }
             let checked = began.elapsed();
             network.inside().disown_others(netns).await?;
@@ -186,10 +186,10 @@ impl Container {
         waiting.end().await;
         let restored = match restored {
             Ok(restored) => restored,
-            // Memory that is damaged explains whatever else went wrong.
-            Err(error) => return Err(check.verdict().await.err().map_or(error, EngineError::BadImage)),
+            // Memory that is damaged, or could not be read, explains whatever else went wrong.
+            Err(error) => return Err(check.verdict().await.err().map_or(error, Unusable::into_error)),
         };
-        limit_again(&group, &limits);
+        limit_again(&group, &limits).await;
         let process = Process::open(restored).map_err(EngineError::io("cannot find the restored box"))?;
         let found = netns_of(&process)
             .and_then(|netns| Ok((netns, record_of(Isolation::Container, &process, guest_hash)?)))
@@ -219,31 +219,29 @@ fn with_room(limits: &GroupLimits) -> GroupLimits {
 }
 
 /// Of a box that is back, and alone in its group.
-pub(super) fn limit_again(group: &Group, limits: &GroupLimits) {
-    if let Err(error) = group.limit(limits) {
+pub(super) async fn limit_again(group: &Group, limits: &GroupLimits) {
+    let (to_limit, limits) = (group.clone(), limits.clone());
+    // It waits for memory that is given back.
+    let limited = tokio::task::spawn_blocking(move || to_limit.lower(&limits)).await;
+    if let Err(error) = limited.unwrap_or_else(|e| Err(std::io::Error::other(e))) {
         tracing::warn!(%error, ?group, "a box that came back may take more than its limits");
     }
 }
 
 /// The comparison of an image's memory with its checksums, while CRIU reads it.
-struct Check {
-    running: Option<tokio::task::JoinHandle<Result<(), String>>>,
-    verdict: Result<(), String>,
-}
+struct Check(Option<tokio::task::JoinHandle<Result<(), Unusable>>>);
 
 impl Check {
     fn begin(pages: Pages) -> Self {
-        Self {
-            running: Some(tokio::task::spawn_blocking(move || pages.verify())),
-            verdict: Ok(()),
-        }
+        Self(Some(tokio::task::spawn_blocking(move || pages.verify())))
     }
 
-    async fn verdict(&mut self) -> Result<(), String> {
-        if let Some(running) = self.running.take() {
-            self.verdict = running.await.unwrap_or_else(|e| Err(e.to_string()));
+    /// An error is told once.
+    async fn verdict(&mut self) -> Result<(), Unusable> {
+        match self.0.take() {
+            Some(running) => running.await?,
+            None => Ok(()),
         }
-        self.verdict.clone()
     }
 }
 

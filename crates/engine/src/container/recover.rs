@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::Container;
 use super::checkpoint::limit_again;
-use crate::criu::manifest::Manifest;
+use crate::criu::manifest::{Manifest, Unusable};
 use crate::engines::Kind as _;
 use crate::host::{LiveBox, record_of};
 use crate::{BoxRecord, BoxSpec, EngineError, Isolation, Result};
@@ -26,7 +26,7 @@ impl Container {
         let Some(first) = restored(&group).await? else {
             return Ok(None);
         };
-        let manifest = Manifest::read(image).map_err(EngineError::BadImage)?;
+        let manifest = Manifest::read(image).map_err(Unusable::into_error)?;
         let failed = || EngineError::io("cannot take charge of the restored box");
         let Ok(process) = Process::open(first) else {
             return Ok(None);
@@ -40,7 +40,7 @@ impl Container {
         dorm_sys::namespace::open(first, "uts")
             .and_then(|uts| dorm_sys::namespace::set_hostname(uts.as_fd(), &spec.hostname))
             .map_err(failed())?;
-        limit_again(&group, &self.host.group_limits(&spec.limits)?);
+        limit_again(&group, &self.host.group_limits(&spec.limits)?).await;
         let record = record_of(Isolation::Container, &process, &manifest.guest_hash).map_err(failed())?;
         let live = LiveBox::new(process, Arc::new(netns), group, spec, &record);
         let answers = tokio::time::timeout(RESTORED_WITHIN, self.connect(&live)).await;

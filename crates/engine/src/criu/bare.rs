@@ -8,7 +8,7 @@ use dorm_sys::cgroup::{Group, Hierarchy};
 use dorm_sys::process::Process;
 use rustix::process::Signal;
 
-use super::manifest::Manifest;
+use super::manifest::{Manifest, Unusable};
 use super::{Criu, Talk};
 use crate::host::{ended, instance};
 use crate::launch::{Job, Launcher, Spec};
@@ -109,7 +109,7 @@ impl Bare {
     pub async fn restore(&self, id: &Id, image: &Path) -> Result<Duration> {
         let criu = self.criu()?;
         let failed = || EngineError::io("cannot start criu");
-        let (manifest, _) = Manifest::open(image).map_err(EngineError::BadImage)?;
+        let (manifest, _) = Manifest::open(image).map_err(Unusable::into_error)?;
         let work = tempfile::tempdir().map_err(failed())?;
         let waiting = self.launcher().await?.become_criu(criu.job(0, false)).await;
         let (waiting, hand) = (waiting.map_err(failed())?, self.launcher().await?);

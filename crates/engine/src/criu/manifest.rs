@@ -4,15 +4,19 @@
 //! means nothing until the box runs, can be compared while CRIU reads it, by [`Pages::verify`].
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::thread::{Scope, ScopedJoinHandle};
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinError;
 
 use super::hashed::hash;
-use crate::MemoryImage;
+use crate::{EngineError, MemoryImage};
 
 const NAME: &str = "manifest.json";
 /// Holds the checksum of the manifest itself.
@@ -48,6 +52,52 @@ pub(crate) struct Pages {
     files: Vec<(String, FileEntry)>,
 }
 
+/// Why an image is not brought back.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unusable {
+    /// It never will be. In words.
+    #[error("{0}")]
+    Damaged(String),
+    /// The machine lacked something to read it with, such as descriptors or memory, and may have it the next time.
+    #[error("it cannot be read now: {0}")]
+    Unread(io::Error),
+}
+
+impl Unusable {
+    /// What it means for the image that `what` of it cannot be read.
+    pub(crate) fn without(what: impl Display) -> impl FnOnce(io::Error) -> Self {
+        move |error| match is_damage(&error) {
+            true => Self::Damaged(format!("{what} cannot be read: {error}")),
+            false => Self::Unread(error),
+        }
+    }
+
+    pub(crate) fn into_error(self) -> EngineError {
+        match self {
+            Self::Damaged(words) => EngineError::BadImage(words),
+            Self::Unread(error) => EngineError::io("cannot read the memory image")(error),
+        }
+    }
+}
+
+/// Whether an error is about the file. Any other may pass, and a memory is not given up for it.
+fn is_damage(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidData, UnexpectedEof};
+    const MISSING: [Errno; 4] = [Errno::NOENT, Errno::NOTDIR, Errno::ISDIR, Errno::LOOP];
+    // As filesystems call what has a wrong checksum.
+    const DECAYED: [Errno; 3] = [Errno::IO, Errno::BADMSG, Errno::UCLEAN];
+    match Errno::from_io_error(error) {
+        Some(errno) => MISSING.contains(&errno) || DECAYED.contains(&errno),
+        None => matches!(error.kind(), InvalidData | UnexpectedEof),
+    }
+}
+
+impl From<JoinError> for Unusable {
+    fn from(error: JoinError) -> Self {
+        Self::Unread(error.into())
+    }
+}
+
 impl Manifest {
     /// Describes and syncs the image in `directory`, and gives it its final name `image`.
     pub(crate) fn commit(
@@ -78,7 +128,7 @@ impl Manifest {
                 }
                 io::Result::Ok(())
             };
-            let syncing: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(sync)).collect();
+            let syncing = helpers(scope, AT_ONCE, sync);
             let manifest = Self::of(directory, &names, guest_hash, uid_base, criu)?;
             let text = serde_json::to_vec_pretty(&manifest)?;
             let seal = blake3::hash(&text).to_hex();
@@ -87,10 +137,9 @@ impl Manifest {
                 file.write_all(content)?;
                 file.sync_all()?;
             }
+            sync()?;
             for synced in syncing {
-                synced
-                    .join()
-                    .unwrap_or_else(|_| Err(io::Error::other("a thread broke off")))?;
+                synced.join().unwrap_or_else(|_| Err(broke_off()))?;
             }
             io::Result::Ok(manifest)
         })?;
@@ -137,40 +186,42 @@ impl Manifest {
         &self.criu
     }
 
-    /// The error says what is wrong, in words.
-    pub(crate) fn read(image: &Path) -> Result<Self, String> {
-        let text = fs::read(image.join(NAME)).map_err(|e| format!("its manifest cannot be read: {e}"))?;
+    pub(crate) fn read(image: &Path) -> Result<Self, Unusable> {
+        let text = fs::read(image.join(NAME)).map_err(Unusable::without("its manifest"))?;
         let sealed = Self::is_sealed(image, &text)?;
-        let manifest: Self =
-            serde_json::from_slice(&text).map_err(|e| format!("its manifest makes no sense: {e}"))?;
-        match (manifest.format, sealed) {
-            (FORMAT, true) | (1, false) => Ok(manifest),
-            (FORMAT, false) => Err("the checksum of its manifest is missing".to_owned()),
-            (other, _) => Err(format!("it is of format {other}, and this dorm knows {FORMAT}")),
-        }
+        let manifest: Self = serde_json::from_slice(&text)
+            .map_err(|e| Unusable::Damaged(format!("its manifest makes no sense: {e}")))?;
+        let wrong = match (manifest.format, sealed) {
+            (FORMAT, true) | (1, false) => return Ok(manifest),
+            (FORMAT, false) => "the checksum of its manifest is missing".to_owned(),
+            (other, _) => format!("it is of format {other}, and this dorm knows {FORMAT}"),
+        };
+        Err(Unusable::Damaged(wrong))
     }
 
     /// False if nothing tells what the manifest should be.
-    fn is_sealed(image: &Path, text: &[u8]) -> Result<bool, String> {
+    fn is_sealed(image: &Path, text: &[u8]) -> Result<bool, Unusable> {
         match fs::read(image.join(SEAL)) {
             Ok(seal) if seal == blake3::hash(text).to_hex().as_bytes() => Ok(true),
-            Ok(_) => Err("the checksum of its manifest is wrong".to_owned()),
+            Ok(_) => Err(Unusable::Damaged(
+                "the checksum of its manifest is wrong".to_owned(),
+            )),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(format!("the checksum of its manifest cannot be read: {error}")),
+            Err(error) => Err(Unusable::without("the checksum of its manifest")(error)),
         }
     }
 
     /// Reads the manifest and compares everything with it but the contents of the memory, which is left to the second
-    /// part of the answer. The error says what is wrong, in words.
-    pub(crate) fn open(image: &Path) -> Result<(Self, Pages), String> {
+    /// part of the answer.
+    pub(crate) fn open(image: &Path) -> Result<(Self, Pages), Unusable> {
         let manifest = Self::read(image)?;
         let mut pages = Vec::new();
         for (name, entry) in &manifest.files {
-            let found = fs::metadata(image.join(name))
-                .map_err(|e| format!("{name} cannot be read: {e}"))?
-                .len();
-            if found != entry.size {
-                return Err(format!("{name} has {found} bytes and should have {}", entry.size));
+            let found = fs::metadata(image.join(name)).map_err(Unusable::without(name))?;
+            let (found, wanted) = (found.len(), entry.size);
+            if found != wanted {
+                let wrong = format!("{name} has {found} bytes and should have {wanted}");
+                return Err(Unusable::Damaged(wrong));
             }
             if name.starts_with(PAGES) {
                 pages.push((name.clone(), entry.clone()));
@@ -188,8 +239,8 @@ impl Manifest {
 }
 
 impl Pages {
-    /// Compares the contents. The error says what is wrong, in words.
-    pub(crate) fn verify(self) -> Result<(), String> {
+    /// Compares the contents.
+    pub(crate) fn verify(self) -> Result<(), Unusable> {
         let threads = self.files.len().min(AT_ONCE);
         let unread = Mutex::new(self.files);
         let compare = || {
@@ -199,13 +250,11 @@ impl Pages {
             Ok(())
         };
         std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(compare)).collect();
+            let others = helpers(scope, threads.saturating_sub(1), compare);
             let mut verdict = compare();
             for other in others {
-                let other = other
-                    .join()
-                    .unwrap_or_else(|_| Err("a thread broke off".to_owned()));
-                verdict = verdict.and(other);
+                let other = other.join();
+                verdict = verdict.and(other.unwrap_or_else(|_| Err(Unusable::Unread(broke_off()))));
             }
             verdict
         })
@@ -213,13 +262,27 @@ impl Pages {
 }
 
 impl FileEntry {
-    fn compare(&self, image: &Path, name: &str) -> Result<(), String> {
-        let found = hash(&image.join(name)).map_err(|e| format!("{name} cannot be read: {e}"))?;
+    fn compare(&self, image: &Path, name: &str) -> Result<(), Unusable> {
+        let found = hash(&image.join(name)).map_err(Unusable::without(name))?;
         match found.to_hex().as_str() == self.blake3 {
             true => Ok(()),
-            false => Err(format!("the checksum of {name} is wrong")),
+            false => Err(Unusable::Damaged(format!("the checksum of {name} is wrong"))),
         }
     }
+}
+
+/// Up to `count` threads that take part in `work`. Fewer if the machine has no more of them: whoever asks works, too.
+fn helpers<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    count: usize,
+    work: impl Fn() -> T + Copy + Send + 'scope,
+) -> Vec<ScopedJoinHandle<'scope, T>> {
+    let helper = || std::thread::Builder::new().spawn_scoped(scope, work).ok();
+    (0..count).map_while(|_| helper()).collect()
+}
+
+fn broke_off() -> io::Error {
+    io::Error::other("a thread broke off")
 }
 
 fn pop<T>(list: &Mutex<Vec<T>>) -> Option<T> {
@@ -228,6 +291,8 @@ fn pop<T>(list: &Mutex<Vec<T>>) -> Option<T> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Resource, Rlimit};
+
     use super::*;
 
     fn image() -> (tempfile::TempDir, std::path::PathBuf) {
@@ -266,7 +331,7 @@ mod tests {
             flip(&image.join(name));
             let (_, pages) = Manifest::open(&image).unwrap();
             assert_eq!(
-                pages.verify().unwrap_err(),
+                pages.verify().unwrap_err().to_string(),
                 format!("the checksum of {name} is wrong")
             );
         }
@@ -277,7 +342,7 @@ mod tests {
         let (_root, image) = image();
         flip(&image.join("core-1.img"));
         assert_eq!(
-            Manifest::open(&image).unwrap_err(),
+            Manifest::open(&image).unwrap_err().to_string(),
             "the checksum of core-1.img is wrong"
         );
     }
@@ -299,7 +364,7 @@ mod tests {
                 let (_root, image) = image();
                 damage(&image.join(name));
                 let verdict = Manifest::open(&image).and_then(|(_, pages)| pages.verify());
-                assert!(verdict.is_err(), "{name} was {what}");
+                assert!(matches!(verdict, Err(Unusable::Damaged(_))), "{name} was {what}");
             }
         }
     }
@@ -312,7 +377,8 @@ mod tests {
             let mut bytes = whole.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             fs::write(image.join(NAME), bytes).unwrap();
-            assert!(Manifest::open(&image).is_err(), "bit {bit}");
+            let verdict = Manifest::open(&image);
+            assert!(matches!(verdict, Err(Unusable::Damaged(_))), "bit {bit}");
         }
     }
 
@@ -325,5 +391,81 @@ mod tests {
         assert!(Manifest::open(&image).is_err(), "its seal is another's");
         fs::remove_file(image.join(SEAL)).unwrap();
         Manifest::open(&image).unwrap();
+    }
+
+    #[test]
+    fn what_the_machine_lacks_is_not_held_against_an_image() {
+        let of = |error: io::Error| Unusable::without("core-1.img")(error).into_error();
+        for errno in [
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOMEM,
+            Errno::AGAIN,
+            Errno::INTR,
+            Errno::ACCESS,
+        ] {
+            let error = of(errno.into());
+            assert!(matches!(error, EngineError::Io { .. }), "{error:?}");
+        }
+        let error = of(io::ErrorKind::OutOfMemory.into());
+        assert!(matches!(error, EngineError::Io { .. }), "{error:?}");
+        for errno in [Errno::NOENT, Errno::ISDIR, Errno::IO, Errno::UCLEAN] {
+            let error = of(errno.into());
+            assert!(matches!(error, EngineError::BadImage(_)), "{error:?}");
+        }
+        for kind in [io::ErrorKind::UnexpectedEof, io::ErrorKind::InvalidData] {
+            let error = of(kind.into());
+            assert!(matches!(error, EngineError::BadImage(_)), "{error:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_thread_that_breaks_off_is_not_held_against_an_image() {
+        let thread = tokio::task::spawn_blocking(|| std::panic::resume_unwind(Box::new(())));
+        let error = Unusable::from(thread.await.unwrap_err()).into_error();
+        assert!(matches!(error, EngineError::Io { .. }), "{error:?}");
+    }
+
+    /// Tells the process below, which can have no more of something, what to look at.
+    const IMAGE: &str = "DORM_TEST_IMAGE";
+
+    #[test]
+    fn a_whole_image_is_not_damaged_where_threads_and_descriptors_are_short() {
+        let (_root, image) = image();
+        let test = "criu::manifest::tests::in_a_process_that_is_short_of_threads_and_descriptors";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--ignored", test])
+            .env(IMAGE, image)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    #[test]
+    #[ignore = "runs in a process of its own, which the test above starts"]
+    fn in_a_process_that_is_short_of_threads_and_descriptors() {
+        let Some(image) = std::env::var_os(IMAGE).map(PathBuf::from) else {
+            return;
+        };
+        let limit = |resource, current| {
+            let maximum = rustix::process::getrlimit(resource).maximum;
+            rustix::process::setrlimit(resource, Rlimit { current, maximum }).unwrap();
+        };
+        let (_, pages) = Manifest::open(&image).unwrap();
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let taken = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+        let taken = taken.and_then(|text| text.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        // One MiB more, which is no room for the stack of a thread.
+        limit(Resource::As, Some((taken.unwrap() + 1024) << 10));
+        let thread = std::thread::Builder::new().spawn(|| ());
+        let verdict = pages.verify();
+        limit(Resource::As, None);
+        assert!(thread.is_err(), "there is room for threads");
+        verdict.unwrap();
+
+        limit(Resource::Nofile, Some(0));
+        let verdict = Manifest::open(&image);
+        assert!(matches!(verdict, Err(Unusable::Unread(_))), "{verdict:?}");
     }
 }

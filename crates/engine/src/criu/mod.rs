@@ -41,7 +41,11 @@ pub(crate) enum Talk {
 const KILLED: &str = "killed by signal 9";
 
 /// CRIU's words for what the machine, or the box's limits, had too little of.
-const SHORT: [&str; 2] = ["Resource temporarily unavailable", "Cannot allocate memory"];
+const SHORT: [&str; 3] = [
+    "Resource temporarily unavailable",
+    "Cannot allocate memory",
+    "Too many open files",
+];
 
 /// CRIU's own log, in its working directory.
 const LOG: &str = "criu.log";

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::find::PANIC;
 use super::start::{Plan, SECRET, words};
 use super::{Gvisor, time_for};
-use crate::criu::manifest::Manifest;
+use crate::criu::manifest::{Manifest, Unusable};
 use crate::criu::room;
 use crate::host::image::Unfinished;
 use crate::host::{LiveBox, failed};
@@ -95,7 +95,7 @@ impl Gvisor {
         let plan = Plan {
             guest,
             guest_hash: &manifest.guest_hash,
-            secret: secret.map_err(|e| EngineError::BadImage(format!("its secret cannot be read: {e}")))?,
+            secret: secret.map_err(|e| Unusable::without("its secret")(e).into_error())?,
             subcommand: self.runsc()?.restore(image),
             boots: false,
             within,
@@ -139,7 +139,7 @@ impl Gvisor {
         if !is_there() {
             return Ok(None);
         }
-        let manifest = Manifest::read(image).map_err(EngineError::BadImage)?;
+        let manifest = Manifest::read(image).map_err(Unusable::into_error)?;
         let until = Instant::now() + time_for(manifest.size());
         while is_there() {
             if let Ok((live, record)) = self.find_sandbox(spec, group.clone(), &manifest.guest_hash)
@@ -167,6 +167,6 @@ async fn open(image: &Path) -> Result<Manifest> {
     });
     opened
         .await
-        .unwrap_or_else(|e| Err(e.to_string()))
-        .map_err(EngineError::BadImage)
+        .unwrap_or_else(|e| Err(e.into()))
+        .map_err(Unusable::into_error)
 }

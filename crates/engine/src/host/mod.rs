@@ -180,7 +180,8 @@ impl Host {
     /// The guest that is in a memory image for the box of `spec`.
     pub(crate) fn guest_in(&self, image: &Manifest, spec: &BoxSpec) -> Result<PathBuf> {
         let guest = self.guest.path.with_file_name(&image.guest_hash);
-        if !guest.exists() {
+        let is_here = guest.try_exists();
+        if !is_here.map_err(EngineError::io("cannot look for the guest of the memory image"))? {
             return Err(EngineError::BadImage(format!(
                 "its guest {} is no longer here",
                 image.guest_hash

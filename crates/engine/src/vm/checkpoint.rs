@@ -14,7 +14,7 @@ use super::command::Hardware;
 use super::link::refused;
 use super::reach::{in_time, now_ms, too_late};
 use super::start::entropy;
-use crate::criu::manifest::Manifest;
+use crate::criu::manifest::{Manifest, Unusable};
 use crate::criu::room;
 use crate::host::image::Unfinished;
 use crate::host::{LiveBox, ended, failed, record_of};
@@ -74,8 +74,8 @@ impl Vm {
         let (manifest, hardware, state) = {
             let (image, memory) = (image.to_owned(), self.host.pool.machine_memory(&spec.id));
             let read = tokio::task::spawn_blocking(move || read(&image, &memory)).await;
-            read.unwrap_or_else(|e| Err(e.to_string()))
-                .map_err(EngineError::BadImage)?
+            read.unwrap_or_else(|e| Err(e.into()))
+                .map_err(Unusable::into_error)?
         };
         // The limit on the home is as for one that is started; its disk keeps the size it had.
         let pool = &self.host.pool;
@@ -168,7 +168,7 @@ impl Vm {
         let [pid] = members.into_iter().filter(is_qemu).collect::<Vec<_>>()[..] else {
             return Ok(None);
         };
-        let guest_hash = Manifest::read(image).map_err(EngineError::BadImage)?.guest_hash;
+        let guest_hash = Manifest::read(image).map_err(Unusable::into_error)?.guest_hash;
         let found = Process::open(pid).and_then(|process| {
             let netns = Arc::new(dorm_sys::namespace::open(pid, "net")?);
             let record = record_of(Isolation::Vm, &process, &guest_hash)?;
@@ -238,17 +238,19 @@ fn refusal(made_by: &str, version: &str, reason: String) -> EngineError {
     failed("was given its state")(why.into())
 }
 
-/// Everything of an image, compared with its manifest. The error says what is wrong, in words.
-fn read(image: &Path, memory: &Path) -> Result<(Manifest, Hardware, File), String> {
+/// Everything of an image, compared with its manifest.
+fn read(image: &Path, memory: &Path) -> Result<(Manifest, Hardware, File), Unusable> {
     let (manifest, _) = Manifest::open(image)?;
-    let hardware = std::fs::read(image.join(HARDWARE)).map_err(|e| format!("{HARDWARE}: {e}"))?;
-    let hardware: Hardware = serde_json::from_slice(&hardware).map_err(|e| format!("{HARDWARE}: {e}"))?;
+    let hardware = std::fs::read(image.join(HARDWARE)).map_err(Unusable::without(HARDWARE))?;
+    let hardware: Hardware =
+        serde_json::from_slice(&hardware).map_err(|e| Unusable::Damaged(format!("{HARDWARE}: {e}")))?;
     let found = std::fs::symlink_metadata(memory)
-        .map_err(|e| format!("the home does not hold the memory that goes with it: {e}"))?;
+        .map_err(Unusable::without("the memory in the home that goes with it"))?;
     if !found.is_file() || found.len() != hardware.memory {
-        return Err("the memory in the home is not the one that goes with it".to_owned());
+        let wrong = "the memory in the home is not the one that goes with it";
+        return Err(Unusable::Damaged(wrong.to_owned()));
     }
-    let state = File::open(image.join(STATE)).map_err(|e| format!("{STATE}: {e}"))?;
+    let state = File::open(image.join(STATE)).map_err(Unusable::without(STATE))?;
     Ok((manifest, hardware, state))
 }
 
