@@ -19,11 +19,33 @@ const BUFFER: usize = 32 * 1024;
 
 /// Resets all connections over TCP but those that the machine has with itself.
 pub(super) fn end_to_outside() {
-    for family in [AF_INET, AF_INET6] {
+    for (family, table) in [(AF_INET, "/proc/net/tcp"), (AF_INET6, "/proc/net/tcp6")] {
+        // To end one, the kernel has to load modules first, which takes longer than all the rest of a wake.
+        if !std::fs::read_to_string(table).is_ok_and(|table| tells_of_outside(&table)) {
+            continue;
+        }
         if let Err(e) = end_all(family) {
             log!("connections to the outside cannot be ended: {e}");
         }
     }
+}
+
+/// Whether a table of the kernel's has a connection that may lead outside.
+fn tells_of_outside(table: &str) -> bool {
+    table.lines().skip(1).any(|line| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        let addresses = [fields.next(), fields.next()].map(|field| field?.split_once(':'));
+        let [Some((from, _)), Some((to, _))] = addresses else {
+            return true;
+        };
+        // One that listens or has ended leads nowhere.
+        let open = !matches!(fields.next(), Some("0A" | "06" | "07"));
+        // Words of 32 bits, each with its last byte first.
+        let within = from == to
+            || to == "00000000000000000000000001000000"
+            || to.ends_with("7F") && (to.len() == 8 || to.contains("FFFF0000"));
+        open && !within
+    })
 }
 
 fn end_all(family: u8) -> io::Result<()> {
@@ -100,6 +122,40 @@ fn ask(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_without_a_connection_to_the_outside_is_seen_to_have_none() {
+        let head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
+        let table = |from: &str, to: &str, state: &str| {
+            format!(
+                "{head}   0: {from}:1F90 {to}:C350 {state} 00000000:00000000 00:00000000 00000000     0        0 1 1 0\n"
+            )
+        };
+        let (here, there) = ("0200000A", "010200C0");
+        let mapped = |address: &str| format!("0000000000000000FFFF0000{address}");
+        assert!(tells_of_outside(&table(here, there, "01")));
+        assert!(tells_of_outside(&table(&mapped(here), &mapped(there), "08")));
+        assert!(tells_of_outside(&table(
+            "B80D0120000000000000000002000000",
+            "B80D0120000000000000000001000000",
+            "01"
+        )));
+        for (from, to, state) in [
+            (here, "00000000", "0A"),
+            (here, there, "06"),
+            (here, here, "01"),
+            ("0100007F", "0100007F", "01"),
+            (&mapped("0100007F"), &mapped("0200007F"), "01"),
+            (
+                "00000000000000000000000001000000",
+                "00000000000000000000000001000000",
+                "01",
+            ),
+        ] {
+            assert!(!tells_of_outside(&table(from, to, state)), "{from} {to} {state}");
+        }
+        assert!(!tells_of_outside(head));
+    }
 
     #[test]
     fn only_what_leads_outside_is_ended() {

@@ -128,10 +128,12 @@ impl Filesystem for Volume {
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
         let tree = self.tree();
-        let open = tree.must_hide(parent.0, &name);
+        let hidden = tree
+            .must_hide(parent.0, &name)
+            .map(|inode| (inode, Volume::hidden_name(inode)));
         let ask = Ask::Remove {
             place: tree.place(parent.0, &name),
-            hide: open.map(|inode| self.hidden_name(inode)),
+            hide: hidden.as_ref().map(|(_, hidden)| hidden.clone()),
         };
         drop(tree);
         let volume = self.clone();
@@ -139,8 +141,8 @@ impl Filesystem for Volume {
             Ok(_) => {
                 let mut tree = volume.tree();
                 tree.gone(parent.0, &name);
-                if let Some(inode) = open {
-                    tree.hidden(inode, volume.hidden_name(inode));
+                if let Some((inode, hidden)) = hidden {
+                    tree.hidden(inode, hidden);
                 }
                 drop(tree);
                 reply.ok();
@@ -185,7 +187,8 @@ impl Filesystem for Volume {
         let replaced = match flags.is_empty() {
             true => tree
                 .must_hide(new_parent.0, &new_name)
-                .filter(|replaced| *replaced != inode),
+                .filter(|replaced| *replaced != inode)
+                .map(|replaced| (replaced, Volume::hidden_name(replaced))),
             false => None,
         };
         let ask = Ask::Rename {
@@ -193,7 +196,7 @@ impl Filesystem for Volume {
             to: tree.place(new_parent.0, &new_name),
             inode,
             flags: flags.bits(),
-            hide: replaced.map(|inode| self.hidden_name(inode)),
+            hide: replaced.as_ref().map(|(_, hidden)| hidden.clone()),
         };
         drop(tree);
         let volume = self.clone();
@@ -202,8 +205,8 @@ impl Filesystem for Volume {
                 let mut tree = volume.tree();
                 let exchanged = flags.contains(RenameFlags::RENAME_EXCHANGE);
                 tree.renamed((parent.0, &name), (new_parent.0, &new_name), exchanged);
-                if let Some(inode) = replaced {
-                    tree.hidden(inode, volume.hidden_name(inode));
+                if let Some((inode, hidden)) = replaced {
+                    tree.hidden(inode, hidden);
                 }
                 drop(tree);
                 reply.ok();

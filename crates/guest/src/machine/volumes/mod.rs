@@ -10,7 +10,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::{OnceLock, PoisonError, RwLock};
 
 use dorm_proto::volume::Request;
 use fuser::{Config, Session, SessionACL};
@@ -31,6 +31,18 @@ const DEVICE: &str = "/dev/fuse";
 const MODULE: &str = "fuse";
 
 static CHANNEL: OnceLock<Channel> = OnceLock::new();
+/// The id of the agent whose machine this is, which another has in a fork.
+static OWNER: RwLock<String> = RwLock::new(String::new());
+
+/// From now on, files that are removed while they are open have names of this agent's.
+pub(crate) fn belong_to(agent: &str) {
+    agent.clone_into(&mut OWNER.write().unwrap_or_else(PoisonError::into_inner));
+}
+
+/// How names of removed files begin.
+fn prefix() -> String {
+    format!("{}-", OWNER.read().unwrap_or_else(PoisonError::into_inner))
+}
 
 /// Mounts the volumes of the box at `paths`. It waits for no server.
 pub(super) fn mount_all(agent: &str, paths: &[String]) -> io::Result<()> {
@@ -39,14 +51,14 @@ pub(super) fn mount_all(agent: &str, paths: &[String]) -> io::Result<()> {
     }
     modules::load_kept(MODULE)?;
     let channel = Channel::open()?;
-    let prefix: Arc<str> = format!("{agent}-").into();
+    belong_to(agent);
     for (number, path) in (0u8..).zip(paths) {
         let tidy = Request::Tidy {
             volume: number,
-            prefix: prefix.to_string(),
+            prefix: prefix(),
         };
         channel.ask(&tidy, &[], |_| ());
-        let volume = Volume::new(number, channel.clone(), Arc::clone(&prefix));
+        let volume = Volume::new(number, channel.clone());
         mount_volume(volume, path)
             .map_err(|e| io::Error::new(e.kind(), format!("the volume at {path} cannot be mounted: {e}")))?;
     }

@@ -31,8 +31,6 @@ pub(super) struct Volume {
     tree: Arc<Mutex<Tree>>,
     /// What was read of folders and not yet asked for, by handle.
     listings: Arc<Mutex<HashMap<u64, Listing>>>,
-    /// How names of removed files begin.
-    prefix: Arc<str>,
 }
 
 #[derive(Default)]
@@ -43,13 +41,12 @@ struct Listing {
 }
 
 impl Volume {
-    pub(super) fn new(number: u8, channel: Channel, prefix: Arc<str>) -> Self {
+    pub(super) fn new(number: u8, channel: Channel) -> Self {
         Self {
             number,
             channel,
             tree: Arc::new(Mutex::new(Tree::new(number))),
             listings: Arc::default(),
-            prefix,
         }
     }
 
@@ -124,8 +121,8 @@ impl Volume {
         });
     }
 
-    pub(super) fn hidden_name(&self, inode: u64) -> String {
-        format!("{}{inode:x}", self.prefix)
+    pub(super) fn hidden_name(inode: u64) -> String {
+        format!("{}{inode:x}", super::prefix())
     }
 
     /// Reads what comes behind `offset` in a folder, and gives the kernel as much of it as it takes now.
