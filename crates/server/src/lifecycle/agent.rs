@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use dorm_engine::{BootConfig, BoxRecord, BoxSpec, Command, Id, Isolation};
+use dorm_engine::{BootConfig, BoxRecord, BoxSpec, Command, Isolation};
 use dorm_proto::boot::{AGENT_ID_VARIABLE, PROTOCOL_VERSION};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
@@ -16,7 +16,7 @@ use super::lag::Lag;
 use super::links::Links;
 use super::network::Network;
 use super::registry::Context;
-use super::{Trouble, driver, sleep};
+use super::{Trouble, driver, images, sleep};
 use crate::records::{
     AgentRecord, BoxChange, Change, HoldRecord, ImageChange, ImageRecord, Note, Origin, Profile, Reach,
     State, Status, now,
@@ -60,8 +60,6 @@ struct Memory {
     unsavable: Option<Unsavable>,
     setback: Option<Note>,
     work: Option<Note>,
-    /// The snapshot that it was made at, or rolled back to, last.
-    at_snapshot: Option<Id>,
     isolation: Isolation,
 }
 
@@ -128,7 +126,6 @@ impl Agent {
             lag: Lag::default(),
             memory: Mutex::new(Memory {
                 image: record.image,
-                at_snapshot: record.snapshot,
                 setback: record.setback,
                 isolation: record.profile.spec.isolation,
                 ..Memory::default()
@@ -252,6 +249,11 @@ impl Agent {
         self.memory().image.clone()
     }
 
+    /// Bytes of memory on disk, that of its snapshots included.
+    pub async fn memory_on_disk(&self) -> u64 {
+        images::held(self).await
+    }
+
     /// The memory image that holds what the agent's memory is now.
     pub fn current_image(&self) -> Option<ImageRecord> {
         self.image().filter(|image| image.current)
@@ -277,14 +279,6 @@ impl Agent {
         origin.spec.isolation = self.isolation();
         origin.spec.sleep = self.sleep();
         origin
-    }
-
-    pub fn at_snapshot(&self) -> Option<Id> {
-        self.memory().at_snapshot.clone()
-    }
-
-    pub(super) fn set_at_snapshot(&self, snapshot: Option<Id>) {
-        self.memory().at_snapshot = snapshot;
     }
 
     /// The box goes on, or has gone on.

@@ -93,7 +93,12 @@ pub(super) async fn a_kept_snapshot_outlives_its_agent(store: &dyn Store) {
     store.delete_agent(&profile.id).await.unwrap();
     let later = SnapshotRecord {
         origin: kept.origin.clone(),
+        parent: Some(kept.id.clone()),
         ..later
+    };
+    let kept = SnapshotRecord {
+        parent: Some(passing.id),
+        ..kept
     };
     assert_eq!(store.snapshots().await.unwrap(), [kept.clone(), later]);
     assert_eq!(store.snapshots_of(&profile.id).await.unwrap().len(), 2);

@@ -160,18 +160,19 @@ pub(super) async fn snapshots_are_kept_in_order_and_the_agent_is_at_the_last(sto
         assert_eq!(store.agents().await.unwrap().readable[0].goes_on, goes_on);
     }
     assert!(store.set_goes_on(&Id::random(), true).await.is_err());
-    store.move_to_snapshot(id, &snapshots[0].id).await.unwrap();
-    assert_eq!(
-        store.agents().await.unwrap().readable[0].snapshot.as_ref(),
-        Some(&snapshots[0].id)
-    );
+    for image in [None, Some(&image)] {
+        store.move_to_snapshot(id, &snapshots[0].id, image).await.unwrap();
+        let moved = store.agents().await.unwrap().readable.remove(0);
+        assert_eq!(moved.snapshot.as_ref(), Some(&snapshots[0].id));
+        assert_eq!(moved.image.as_ref(), image);
+    }
     let at = async || store.agents().await.unwrap().readable[0].snapshot.clone();
     let parents = async || -> Vec<Option<Id>> {
         let all = store.snapshots().await.unwrap();
         all.into_iter().map(|snapshot| snapshot.parent).collect()
     };
     let [first, second, third, fourth] = [0, 1, 2, 3].map(|n: usize| snapshots[n].id.clone());
-    store.move_to_snapshot(id, &third).await.unwrap();
+    store.move_to_snapshot(id, &third, None).await.unwrap();
     store.delete_snapshot(&third).await.unwrap();
     assert_eq!(parents().await, [None, Some(first.clone()), Some(second.clone())]);
     assert_eq!(at().await, Some(second.clone()));
@@ -181,6 +182,16 @@ pub(super) async fn snapshots_are_kept_in_order_and_the_agent_is_at_the_last(sto
     store.delete_snapshot(&second).await.unwrap();
     assert_eq!((parents().await, at().await), (vec![None], None));
     assert_eq!(store.snapshots().await.unwrap()[0].id, fourth);
+    // Whoever still takes it for the one before cannot bring it back.
+    store.move_to_snapshot(id, &second, None).await.unwrap();
+    assert_eq!(at().await, None);
+    let late = SnapshotRecord {
+        id: Id::random(),
+        parent: Some(second),
+        ..snapshots[3].clone()
+    };
+    store.insert_snapshot(&late).await.unwrap();
+    assert_eq!((parents().await, at().await), (vec![None, None], Some(late.id)));
     store.delete_agent(id).await.unwrap();
     assert!(store.snapshots().await.unwrap().is_empty());
 }

@@ -219,10 +219,12 @@ impl Store for MemoryStore {
             .agents
             .iter_mut()
             .find(|agent| agent.profile.id == snapshot.agent);
-        found
-            .ok_or_else(|| missing("agent", snapshot.agent.as_str()))?
-            .snapshot = Some(snapshot.id.clone());
-        tables.snapshots.push(snapshot.clone());
+        let agent = found.ok_or_else(|| missing("agent", snapshot.agent.as_str()))?;
+        let parent = agent.snapshot.replace(snapshot.id.clone());
+        tables.snapshots.push(SnapshotRecord {
+            parent,
+            ..snapshot.clone()
+        });
         tables.commits += 1;
         Ok(())
     }
@@ -240,10 +242,13 @@ impl Store for MemoryStore {
         Ok(of.cloned().collect())
     }
 
-    async fn move_to_snapshot(&self, agent: &Id, snapshot: &Id) -> Result<()> {
+    async fn move_to_snapshot(&self, agent: &Id, snapshot: &Id, image: Option<&ImageRecord>) -> Result<()> {
         let mut tables = self.tables();
+        let is_there = tables.snapshots.iter().any(|known| known.id == *snapshot);
         let found = tables.agents.iter_mut().find(|known| known.profile.id == *agent);
-        found.ok_or_else(|| missing("agent", agent.as_str()))?.snapshot = Some(snapshot.clone());
+        let agent = found.ok_or_else(|| missing("agent", agent.as_str()))?;
+        agent.snapshot = is_there.then(|| snapshot.clone());
+        agent.image = image.cloned();
         Ok(())
     }
 

@@ -115,14 +115,15 @@ pub trait Store: Send + Sync + 'static {
     /// What cannot be read of any record, in words, for people.
     async fn all_damage(&self) -> Result<Vec<String>>;
 
-    /// Adds a snapshot, at which its agent then is.
+    /// Adds a snapshot, at which its agent then is. Its parent is the one that its agent was at, whatever the record says: another may have been
+    /// deleted just now.
     async fn insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<()>;
     /// Of all agents, oldest first.
     async fn snapshots(&self) -> Result<Vec<SnapshotRecord>>;
     /// Of one agent, oldest first.
     async fn snapshots_of(&self, agent: &Id) -> Result<Vec<SnapshotRecord>>;
-    /// The agent is at another of its snapshots.
-    async fn move_to_snapshot(&self, agent: &Id, snapshot: &Id) -> Result<()>;
+    /// The agent is at another of its snapshots, or at none if that is gone, and has its memory.
+    async fn move_to_snapshot(&self, agent: &Id, snapshot: &Id, image: Option<&ImageRecord>) -> Result<()>;
     /// From now on the snapshot outlives its agent.
     async fn keep_snapshot(&self, id: &Id, origin: &Origin) -> Result<()>;
     /// What it was the parent of, or where an agent was at it, its own parent takes its place.

@@ -126,8 +126,11 @@ impl Store for SqliteStore {
     }
 
     async fn change_state(&self, change: &Change<'_>) -> Result<()> {
-        match change.to.state {
-            State::Deleting => making_room!(self, self.do_change_state(change)),
+        match (change.from, change.to.state) {
+            // The box is gone by then.
+            (_, State::Deleting) | (State::Stopping, _) | (State::Hibernating, State::Hibernated) => {
+                making_room!(self, self.do_change_state(change))
+            }
             _ => self.do_change_state(change).await,
         }
     }
@@ -202,8 +205,8 @@ impl Store for SqliteStore {
         self.find_snapshots(Some(agent)).await
     }
 
-    async fn move_to_snapshot(&self, agent: &Id, snapshot: &Id) -> Result<()> {
-        self.do_move_to_snapshot(agent, snapshot).await
+    async fn move_to_snapshot(&self, agent: &Id, snapshot: &Id, image: Option<&ImageRecord>) -> Result<()> {
+        making_room!(self, self.do_move_to_snapshot(agent, snapshot, image))
     }
 
     async fn keep_snapshot(&self, id: &Id, origin: &Origin) -> Result<()> {

@@ -4,7 +4,7 @@ use dorm_engine::Id;
 
 use super::agents::json;
 use super::{Result, SqliteStore, StoreError, database, rows};
-use crate::records::{Origin, SnapshotRecord};
+use crate::records::{ImageRecord, Origin, SnapshotRecord};
 
 impl SqliteStore {
     pub(super) async fn do_insert_snapshot(&self, snapshot: &SnapshotRecord) -> Result<()> {
@@ -12,14 +12,13 @@ impl SqliteStore {
         let mut tx = self.writer.begin().await.map_err(database(DOING))?;
         sqlx::query(
             "INSERT INTO snapshots (id, agent, made, label, kind, parent, isolation, size, origin) \
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             VALUES (?1, ?2, ?3, ?4, ?5, (SELECT snapshot FROM agents WHERE id = ?2), ?6, ?7, ?8)",
         )
         .bind(snapshot.id.as_str())
         .bind(snapshot.agent.as_str())
         .bind(snapshot.made)
         .bind(&snapshot.label)
         .bind(snapshot.kind.as_str())
-        .bind(snapshot.parent.as_ref().map(Id::as_str))
         .bind(snapshot.isolation.as_str())
         .bind(i64::try_from(snapshot.size).unwrap_or(i64::MAX))
         .bind(snapshot.origin.as_ref().map(json))
@@ -44,9 +43,17 @@ impl SqliteStore {
         Ok(rows::readable(&rows, rows::snapshot))
     }
 
-    pub(super) async fn do_move_to_snapshot(&self, agent: &Id, snapshot: &Id) -> Result<()> {
-        let updated = sqlx::query("UPDATE agents SET snapshot = ? WHERE id = ?")
+    pub(super) async fn do_move_to_snapshot(
+        &self,
+        agent: &Id,
+        snapshot: &Id,
+        image: Option<&ImageRecord>,
+    ) -> Result<()> {
+        const MOVE: &str =
+            "UPDATE agents SET snapshot = (SELECT id FROM snapshots WHERE id = ?), image = ? WHERE id = ?";
+        let updated = sqlx::query(MOVE)
             .bind(snapshot.as_str())
+            .bind(image.map(json))
             .bind(agent.as_str())
             .execute(&self.writer)
             .await
