@@ -56,6 +56,11 @@ pub(crate) trait Kind: std::fmt::Debug + Send + Sync {
     /// Tells the guest to end all processes, and thaws the box so that it can; told again, the guest is to be quick about it.
     async fn ask_to_end(&self, live: &LiveBox);
 
+    /// How long the guest has once it is told again.
+    fn farewell(&self) -> Duration {
+        Duration::from_secs(2)
+    }
+
     fn can_run(&self) -> Result<(), String> {
         Ok(())
     }

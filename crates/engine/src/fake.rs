@@ -406,10 +406,10 @@ impl Engine for FakeEngine {
             one.memory.clone()
         };
         std::fs::create_dir(image).map_err(EngineError::io("made the image's directory"))?;
-        std::fs::write(image.join("memory"), format!("whole:{memory}"))
-            .map_err(EngineError::io("wrote the image"))?;
+        let whole = format!("whole:{memory}");
+        std::fs::write(image.join("memory"), &whole).map_err(EngineError::io("wrote the image"))?;
         Ok(MemoryImage {
-            size: memory.len() as u64,
+            size: whole.len() as u64,
             guest_hash: "fake".to_owned(),
         })
     }

@@ -499,8 +499,8 @@ pub trait Homes: Send + Sync + 'static {
     /// machine holds of that is left out, which takes as long as its removal.
     async fn snapshot(&self, id: &Id, snapshot: &Id, memory: bool) -> Result<()>;
 
-    /// Makes the home of `id` as a writable copy of `snapshot`.
-    async fn create_from_snapshot(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()>;
+    /// Makes the home of `id` as a writable copy of `snapshot`, durably. Gives its generation.
+    async fn create_from_snapshot(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<u64>;
 
     /// Makes a writable copy of `snapshot` beside the home of `id`, for [`Homes::exchange`]. On an error there is none.
     async fn stage(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()>;
@@ -531,11 +531,12 @@ pub trait Homes: Send + Sync + 'static {
     async fn volume_files(&self, volume: &Id) -> Result<home::tree::Tree>;
 
     /// A number that grows whenever something in the home has changed on disk. Two equal answers, each
-    /// taken while no process could write, mean that nothing changed in between.
+    /// taken while no process could write, mean that nothing changed in between. All that was written is on disk when this returns.
     async fn generation(&self, id: &Id) -> Result<u64>;
 
     /// Whether everything that can be seen in the home is as it was at generation `since`. The generation itself may have
-    /// grown: a deleted file goes for good when the last process ends that had it open.
+    /// grown: a deleted file goes for good when the last process ends that had it open. It waits for no disk, and what is not on it yet may
+    /// not be seen: where somebody can have written unnoticed, [`Homes::generation`] comes first.
     async fn is_unchanged(&self, id: &Id, since: u64) -> Result<bool>;
 }
 

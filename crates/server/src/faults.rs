@@ -80,7 +80,6 @@ points! {
     RollBackStaged => "rollback/staged",
     RollBackBoxGone => "rollback/box-gone",
     RollBackHomeBack => "rollback/home-back",
-    RollBackMemoryBack => "rollback/memory-back",
     RollBackMoved => "rollback/moved",
     RollBackFinished => "rollback/finished",
 

@@ -46,7 +46,8 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// The state of an agent that a user put to sleep. Asking does not wake it.
+    /// The state of an agent that was put to sleep although somebody waits for it: by a user, or because one had done so before. Asking does
+    /// not wake it. What the daemon puts to disk at its end goes on with the next one.
     pub(crate) async fn asleep(&self) -> Option<String> {
         let path = self.prefix.strip_suffix("/guest")?;
         let agent: dorm_server::api::types::Agent = self.client.get(path).await.ok()?;
@@ -54,7 +55,7 @@ impl<'a> Guest<'a> {
             agent.state.as_str(),
             "freezing" | "standby" | "hibernating" | "hibernated"
         );
-        (asleep && agent.reason.starts_with("asked to ")).then_some(agent.state)
+        (asleep && !agent.reason.starts_with(dorm_server::lifecycle::THE_DAEMON_ENDS)).then_some(agent.state)
     }
 
     fn request(&self, method: Method, path: &str) -> http::request::Builder {

@@ -25,7 +25,7 @@ for p in /proc/[0-9]*; do
     case $key in Uid:) uid=$value;; Threads:) threads=$value;; esac
   done 2>/dev/null < $p/status
   echo "P $uid $threads $stat"
-  { tr '\0\n' '  ' < $p/cmdline; } 2>/dev/null
+  tr '\0\n' '  ' < $p/cmdline
   echo
 done"#;
 

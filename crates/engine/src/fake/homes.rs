@@ -236,7 +236,7 @@ impl Homes for FakeHomes {
         Ok(())
     }
 
-    async fn create_from_snapshot(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
+    async fn create_from_snapshot(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<u64> {
         let mut pool = self.pool();
         if let Some(reason) = pool.fail_creates.pop() {
             return Err(declared(reason));
@@ -249,7 +249,7 @@ impl Homes for FakeHomes {
         pool.changes += 1;
         (home.limit, home.generation) = (disk, pool.changes);
         pool.homes.insert(id.clone(), home);
-        Ok(())
+        Ok(pool.changes)
     }
 
     async fn stage(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {

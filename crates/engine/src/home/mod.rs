@@ -270,10 +270,13 @@ impl Homes for Pool {
             .await
     }
 
-    async fn create_from_snapshot(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {
+    async fn create_from_snapshot(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<u64> {
         let (id, snapshot) = (id.clone(), snapshot.clone());
-        self.blocking(move |pool| pool.copy_snapshot(&snapshot, &id, id.as_str(), disk))
-            .await
+        let copied = self.blocking(move |pool| {
+            pool.copy_snapshot(&snapshot, &id, id.as_str(), disk)?;
+            pool.generation_on_disk(&id)
+        });
+        copied.await
     }
 
     async fn stage(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<()> {

@@ -11,6 +11,8 @@ use dorm_sys::btrfs;
 use super::{Pool, machine};
 use crate::{EngineError, Id, Result};
 
+const UNKNOWN: &str = "cannot tell whether the home changed";
+
 impl Pool {
     pub(super) fn take_snapshot(&self, id: &Id, snapshot: &Id, memory: bool) -> Result<()> {
         let failed = || self.no_space_or("cannot take the snapshot");
@@ -108,21 +110,21 @@ impl Pool {
     }
 
     pub(super) fn home_generation(&self, id: &Id) -> Result<u64> {
-        let home = self.open_home(id)?;
-        let failed = || EngineError::io("cannot tell whether the home changed");
-        // Only what is committed counts.
-        btrfs::sync(&home).map_err(failed())?;
-        btrfs::generation(home.as_fd()).map_err(failed())
+        // Only what is committed counts. It is the whole pool's that is waited for: a home alone cannot be committed.
+        btrfs::sync(&self.open_home(id)?).map_err(EngineError::io(UNKNOWN))?;
+        self.generation_on_disk(id)
+    }
+
+    pub(super) fn generation_on_disk(&self, id: &Id) -> Result<u64> {
+        btrfs::generation(self.open_home(id)?.as_fd()).map_err(EngineError::io(UNKNOWN))
     }
 
     pub(super) fn home_is_unchanged(&self, id: &Id, since: u64) -> Result<bool> {
-        if self.home_generation(id)? == since {
+        if self.generation_on_disk(id)? == since {
             return Ok(true);
         }
         let changed = btrfs::changed_since(self.open_home(id)?.as_fd(), since);
-        changed
-            .map(|changed| !changed)
-            .map_err(EngineError::io("cannot tell whether the home changed"))
+        changed.map(|changed| !changed).map_err(EngineError::io(UNKNOWN))
     }
 
     pub(crate) fn open_home(&self, id: &Id) -> Result<File> {

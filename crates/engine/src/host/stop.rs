@@ -13,9 +13,6 @@ use crate::{EngineError, Id, Result};
 /// Killed processes are gone within milliseconds, unless they hang in the kernel.
 const GONE_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long the guest has after the grace is over.
-const FAREWELL: Duration = Duration::from_secs(2);
-
 impl Host {
     /// Lets the box end by itself, within `grace`.
     pub(crate) async fn ask_to_end(&self, live: &LiveBox, kind: &dyn Kind, grace: Duration) {
@@ -24,7 +21,7 @@ impl Host {
             return;
         }
         // The first asks, the second tells the guest to kill what is left and to let clients know.
-        for patience in [grace, FAREWELL] {
+        for patience in [grace, kind.farewell()] {
             let end = async {
                 kind.ask_to_end(live).await;
                 ended(&live.process).await;
@@ -33,6 +30,7 @@ impl Host {
                 return;
             }
         }
+        tracing::warn!(id = %live.id, "the box does not end by itself, and is ended");
     }
 
     /// Removes what there is of a box, and it has no place on its home any more.

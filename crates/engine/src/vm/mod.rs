@@ -13,6 +13,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dorm_sys::confine::SystemCallFilter;
@@ -205,6 +206,11 @@ impl Kind for Vm {
         if let Err(error) = self.turn_off(live).await {
             tracing::debug!(id = %live.id, error = %crate::chain(&error), "the machine cannot be asked to end");
         }
+    }
+
+    /// What was written in it may be in its memory alone, and goes to its disk at last.
+    fn farewell(&self) -> Duration {
+        Duration::from_secs(60)
     }
 
     fn adopted(&self, live: &LiveBox) {

@@ -121,9 +121,10 @@ async fn measured(state: &AppState, agent: Arc<lifecycle::Agent>) -> Agent {
         Some(_) => state.engine.stats(id).await.map(|stats| stats.memory_bytes).ok(),
         None => Some(0),
     };
-    let disk = state.homes.usage(id).await.map(|usage| usage.used).ok();
+    let files = state.homes.usage(id).await.map(|usage| usage.used).ok();
+    let saved = agent.memory_on_disk().await;
     on_wire.memory_used = memory;
-    on_wire.disk_used = disk.map(|disk| disk + on_wire.image_size.unwrap_or(0));
+    on_wire.disk_used = files.map(|files| files + saved);
     on_wire
 }
 

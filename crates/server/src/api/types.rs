@@ -232,7 +232,7 @@ pub struct Agent {
     /// Bytes of RAM that it holds. Only where usage was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_used: Option<u64>,
-    /// Bytes of disk that it holds. Only where usage was asked for.
+    /// Bytes of disk that it holds, with what its snapshots keep of files and memory. Only where usage was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_used: Option<u64>,
 }
@@ -352,7 +352,7 @@ pub struct RolledBack {
     pub agent: Agent,
     /// What it was before.
     pub before: Snapshot,
-    /// Why that has files alone, where there was memory too.
+    /// What memory is lost, and why: that of before, which could not be saved, or that of the snapshot, which could not be brought back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
 }

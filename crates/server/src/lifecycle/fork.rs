@@ -8,11 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dorm_engine::network::Policy;
-use dorm_engine::{EngineError, Env, Id, VolumeMount};
+use dorm_engine::{EngineError, Env, Id, Isolation, VolumeMount};
 use futures_util::{StreamExt as _, stream};
 
 use super::registry::Context;
-use super::{Agent, Registry, Trouble, convert, images};
+use super::{Agent, Registry, Trouble, convert, images, snapshot};
 use crate::faults::Point;
 use crate::records::{
     ImageRecord, NewAgentRecord, Origin, Reach, SandboxRecord, SnapshotKind, SnapshotRecord, State, Status,
@@ -136,7 +136,7 @@ async fn fork_present(
     if let Err(fault) = ctx.faults.reach(Point::ForkMade).await {
         tracing::warn!(agent = %source.profile.name, %fault, "its forks are made");
     }
-    if let Err(trouble) = source.delete_snapshot(&snapshot).await {
+    if let Err(trouble) = snapshot::delete(ctx, &snapshot).await {
         tracing::warn!(agent = %source.profile.name, reason = %trouble.in_full(), "a passing snapshot is left");
     }
     Ok(made)
@@ -234,14 +234,12 @@ async fn parts(
     full: bool,
 ) -> Result<Arc<Agent>, Trouble> {
     let disk = origin.spec.limits.disk;
-    ctx.homes
-        .create_from_snapshot(&fork.id, &snapshot.id, disk)
-        .await
-        .map_err(Trouble::engine(VERB))?;
+    let made = ctx.homes.create_from_snapshot(&fork.id, &snapshot.id, disk).await;
+    let generation = made.map_err(Trouble::engine(VERB))?;
     ctx.faults.reach(Point::ForkHomeMade).await?;
     let memory = images::path_of(ctx, &origin.agent, &snapshot.id);
     let image = if full {
-        Some(inherit(ctx, &memory, snapshot.size, &fork.id).await?)
+        Some(inherit(ctx, &memory, snapshot.size, &fork.id, generation).await?)
     } else {
         ctx.engine.release(&fork.id, &memory).await;
         let forgotten = ctx.engine.forget_memory(&fork.id).await;
@@ -264,7 +262,8 @@ async fn parts(
         spec,
         defaults: origin.defaults.clone(),
         status: Status::now(state, format!("forked from {}", origin.name)),
-        uid_base: full.then_some(origin.uid_base),
+        // An image of processes is bound to their ids on the host; of a machine's there are none.
+        uid_base: (full && origin.spec.isolation != Isolation::Vm).then_some(origin.uid_base),
         image,
         reach: fork.reach.unwrap_or_else(|| origin.reach.clone()),
         sandbox: fork.sandbox,
@@ -280,13 +279,18 @@ async fn parts(
     Ok(agent)
 }
 
-async fn inherit(ctx: &Arc<Context>, memory: &Path, size: u64, id: &Id) -> Result<ImageRecord, Trouble> {
+async fn inherit(
+    ctx: &Arc<Context>,
+    memory: &Path,
+    size: u64,
+    id: &Id,
+    generation: u64,
+) -> Result<ImageRecord, Trouble> {
     let image = Id::random();
     let to = images::new_path_of(ctx, id, &image)
         .await
         .map_err(Trouble::disk(VERB))?;
     images::share(memory, &to).await.map_err(Trouble::disk(VERB))?;
-    let generation = ctx.homes.generation(id).await.map_err(Trouble::engine(VERB))?;
     Ok(ImageRecord {
         id: image,
         generation,

@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -82,6 +83,26 @@ pub(super) async fn size(agent: &Agent, image: &Id) -> io::Result<Option<u64>> {
         size += entry.metadata().await?.len();
     }
     Ok(Some(size))
+}
+
+/// Bytes of all the memory that an agent has on disk: its own image, those of its snapshots, and what was set aside. Files that several of them
+/// have count once, and those that go meanwhile do not.
+pub(super) async fn held(agent: &Agent) -> u64 {
+    let images = entries(&folder(&agent.ctx, &agent.profile.id)).await;
+    match (&images[..], agent.image()) {
+        ([], _) => return 0,
+        ([(name, _)], Some(own)) if name == own.id.as_str() => return own.size,
+        _ => {}
+    }
+    let counted = tokio::task::spawn_blocking(move || {
+        let folders = images
+            .iter()
+            .filter_map(|(_, image)| std::fs::read_dir(image).ok());
+        let found = folders.flatten().filter_map(|file| file.ok()?.metadata().ok());
+        let sizes: HashMap<u64, u64> = found.map(|file| (file.ino(), file.len())).collect();
+        sizes.values().sum()
+    });
+    counted.await.unwrap_or_default()
 }
 
 pub(super) async fn exists(agent: &Agent, image: &Id) -> bool {

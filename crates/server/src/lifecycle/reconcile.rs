@@ -12,6 +12,7 @@ use dorm_engine::{BoxRecord, EngineError, Id};
 use futures_util::{StreamExt as _, stream};
 
 use super::decide::{Rest, Transition};
+use super::lag::{Late, LateImage, record_later};
 use super::registry::Context;
 use super::{Agent, Trouble, driver, go_on, images, start, watcher};
 use crate::records::{AgentRecord, BoxChange, Change, HoldRecord, ImageChange, Lifetime, State, Status, now};
@@ -153,11 +154,8 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
     stream::iter(all.readable)
         .for_each_concurrent(AT_ONCE, |record| settle(ctx, &found, record))
         .await;
-    for id in found.boxes.difference(&known) {
-        tracing::info!(%id, "removing a box that belongs to no agent");
-        if let Err(error) = ctx.engine.sweep(id).await {
-            tracing::error!(%id, %error, "a box that belongs to no agent could not be removed");
-        }
+    if damage.is_empty() {
+        remove_boxes(ctx, found.boxes.difference(&known)).await;
     }
     if sweep_homes && damage.is_empty() {
         remove_homes(ctx, found.homes.difference(&known)).await?;
@@ -177,6 +175,15 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
         "records, boxes and homes agree"
     );
     Ok(())
+}
+
+async fn remove_boxes(ctx: &Arc<Context>, boxes: impl Iterator<Item = &Id>) {
+    for id in boxes {
+        tracing::info!(%id, "removing a box that belongs to no agent");
+        if let Err(error) = ctx.engine.sweep(id).await {
+            tracing::error!(%id, %error, "a box that belongs to no agent could not be removed");
+        }
+    }
 }
 
 async fn remove_homes(ctx: &Arc<Context>, homes: impl Iterator<Item = &Id>) -> Result<(), ReconcileError> {
@@ -285,7 +292,7 @@ async fn adopt(agent: &Arc<Agent>, record: BoxRecord, then: Then, gone: Gone) ->
             // Frozen already, unless a daemon died right after it let the box go on.
             let frozen = ctx.engine.freeze(id).await;
             if frozen.is_err() || !has_slept_on(agent).await {
-                forget_image(agent).await?;
+                forget_image(agent).await;
             }
             watcher::spawn(agent, generation);
             match frozen {
@@ -340,8 +347,20 @@ async fn recover(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {
         box_record: BoxChange::Set(&record),
         image: ImageChange::Stale,
     };
-    ctx.record(&change).await?;
+    let recorded = ctx.record(&change).await;
     agent.now_differs_from_image();
+    if let Err(error) = recorded {
+        // It goes on all the same: its memory is nowhere else.
+        tracing::error!(agent = %agent.profile.name, %error, "is awake, which could not be recorded");
+        let late = Late {
+            from: change.from,
+            to: status.clone(),
+            millis: 0,
+            box_record: Some(record.clone()),
+            image: LateImage::Stale,
+        };
+        record_later(agent, late);
+    }
     let generation = agent.publish_box(status, record);
     watcher::spawn(agent, generation);
     Ok(())
@@ -367,6 +386,9 @@ async fn without_box(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {
                 if agent.state() == State::Hibernated {
                     return Ok(());
                 }
+                // Perhaps its box had gone on, and what it wrote at last has to be seen by who wakes it.
+                let written = agent.ctx.homes.generation(&agent.profile.id).await;
+                written.map_err(Trouble::engine("be found as it was"))?;
                 record_rest(agent, State::Hibernated, reason).await
             }
         },
@@ -381,13 +403,16 @@ async fn has_slept_on(agent: &Arc<Agent>) -> bool {
     then.is_some() && then == now.ok().map(|stats| stats.cpu_usec)
 }
 
-async fn forget_image(agent: &Arc<Agent>) -> Result<(), Trouble> {
-    let Some(image) = agent.set_image(None) else {
-        return Ok(());
-    };
-    agent.ctx.store.set_image(&agent.profile.id, None).await?;
-    images::discard(agent, &image.id).await;
-    Ok(())
+async fn forget_image(agent: &Arc<Agent>) {
+    agent.now_differs_from_image();
+    if let Err(error) = agent.ctx.store.set_image(&agent.profile.id, None).await {
+        // Whatever is recorded next tells of it, and another daemon would see it for itself.
+        tracing::error!(agent = %agent.profile.name, %error, "that its image is old could not be recorded");
+        return;
+    }
+    if let Some(image) = agent.set_image(None) {
+        images::discard(agent, &image.id).await;
+    }
 }
 
 async fn sweep(agent: &Arc<Agent>) -> Result<(), Trouble> {

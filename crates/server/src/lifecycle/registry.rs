@@ -20,6 +20,8 @@ use crate::metrics::Metrics;
 use crate::records::{Change, Slots, State, Workspace};
 use crate::store::{Store, StoreError};
 
+/// How the reason begins of what goes to disk for that.
+pub const THE_DAEMON_ENDS: &str = "the daemon ends";
 /// Boxes that are put away at once when the daemon ends, or brought back by the next.
 pub(super) const AT_ONCE: usize = 8;
 
@@ -278,10 +280,10 @@ impl Registry {
                 }
                 OnShutdown::Hibernate => {
                     let why = match is_up {
-                        true => "the daemon ends; it goes on with the next",
-                        false => "the daemon ends",
+                        true => format!("{THE_DAEMON_ENDS}; it goes on with the next"),
+                        false => THE_DAEMON_ENDS.to_owned(),
                     };
-                    (is_up, Request::Hibernate { why: why.to_owned() })
+                    (is_up, Request::Hibernate { why })
                 }
             };
             let done = async {

@@ -21,7 +21,7 @@ const VERB: &str = "be rolled back";
 #[derive(Debug)]
 pub struct RolledBack {
     pub before: SnapshotRecord,
-    /// Why its memory is not in it, where it had any.
+    /// What memory is lost, and why: that of before, which could not be saved, or that of the snapshot, which could not be brought back.
     pub lost: Option<String>,
 }
 
@@ -36,7 +36,7 @@ impl Agent {
         let (agent, snapshot) = (Arc::clone(self), snapshot.clone());
         let rolled_back = async move {
             let had_memory = agent.published().current_box.is_some() || agent.current_image().is_some();
-            let before = Id::random();
+            let (before, known) = (Id::random(), agent.setback());
             let request = Request::RollBack {
                 snapshot: snapshot.id.clone(),
                 kind: snapshot.kind,
@@ -47,8 +47,8 @@ impl Agent {
                 agent.ensure_running().await?;
             }
             let before = agent.find_snapshot(before.as_str()).await?;
-            let lost = had_memory && before.kind == SnapshotKind::Files;
-            let lost = agent.setback().filter(|_| lost).map(|setback| setback.what);
+            let lost = agent.setback().filter(|setback| known.as_ref() != Some(setback));
+            let lost = lost.map(|setback| setback.what);
             Ok(RolledBack { before, lost })
         };
         self.ctx.to_the_end(VERB, rolled_back).await
@@ -172,21 +172,20 @@ async fn exchange(agent: &Arc<Agent>, snapshot: &Id, memory: Option<&Staged>) ->
     ctx.faults.reach(Point::RollBackBoxGone).await?;
     ctx.homes.exchange(id).await.map_err(Trouble::engine(VERB))?;
     ctx.faults.reach(Point::RollBackHomeBack).await?;
-    if let Some(memory) = memory {
-        adopt(agent, memory).await?;
-    }
-    ctx.faults.reach(Point::RollBackMemoryBack).await?;
-    ctx.store.move_to_snapshot(id, snapshot).await?;
-    agent.set_at_snapshot(Some(snapshot.clone()));
+    let image = match memory {
+        Some(memory) => Some(adopted(agent, memory).await?),
+        None => None,
+    };
+    ctx.store.move_to_snapshot(id, snapshot, image.as_ref()).await?;
+    agent.set_image(image);
     ctx.faults.reach(Point::RollBackMoved).await?;
     Ok(())
 }
 
-/// From now on the image is the agent's, valid with the home of this moment.
-async fn adopt(agent: &Arc<Agent>, memory: &Staged) -> Result<(), Trouble> {
-    let (ctx, id) = (&agent.ctx, &agent.profile.id);
-    let generation = ctx.homes.generation(id).await;
-    let image = ImageRecord {
+/// The image as the agent's own, valid with the home of this moment.
+async fn adopted(agent: &Arc<Agent>, memory: &Staged) -> Result<ImageRecord, Trouble> {
+    let generation = agent.ctx.homes.generation(&agent.profile.id).await;
+    Ok(ImageRecord {
         id: memory.id.clone(),
         generation: generation.map_err(Trouble::engine(VERB))?,
         size: memory.size,
@@ -195,8 +194,5 @@ async fn adopt(agent: &Arc<Agent>, memory: &Staged) -> Result<(), Trouble> {
         // It may be of a time before the agent was told who it is, and must not draw the same random numbers again.
         foreign: true,
         cpu_usec: None,
-    };
-    ctx.store.set_image(id, Some(&image)).await?;
-    agent.set_image(Some(image));
-    Ok(())
+    })
 }

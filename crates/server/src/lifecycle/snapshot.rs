@@ -129,32 +129,33 @@ impl Agent {
     }
 
     pub async fn delete_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
-        delete(&self.ctx, snapshot).await
+        delete_to_the_end(&self.ctx, snapshot).await
     }
 }
 
 impl Registry {
     /// Of an agent that may be gone.
     pub async fn delete_snapshot(&self, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
-        delete(&self.ctx, snapshot).await
+        delete_to_the_end(&self.ctx, snapshot).await
     }
 }
 
+const DELETE: &str = "have a snapshot deleted";
+
+async fn delete_to_the_end(ctx: &Arc<Context>, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
+    let (here, snapshot) = (ctx.clone(), snapshot.clone());
+    let deleted = async move { delete(&here, &snapshot).await };
+    ctx.to_the_end(DELETE, deleted).await
+}
+
 /// The record first: what is left after a crash is removed by the next daemon.
-async fn delete(ctx: &Arc<Context>, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
+pub(super) async fn delete(ctx: &Arc<Context>, snapshot: &SnapshotRecord) -> Result<(), Trouble> {
     ctx.store.delete_snapshot(&snapshot.id).await?;
-    if let Some(agent) = ctx.find(&snapshot.agent)
-        && agent.at_snapshot().as_ref() == Some(&snapshot.id)
-    {
-        agent.set_at_snapshot(snapshot.parent.clone());
-    }
     ctx.faults.reach(Point::SnapshotForgotten).await?;
     images::discard_of(ctx, &snapshot.agent, &snapshot.id).await;
     ctx.faults.reach(Point::SnapshotImageGone).await?;
-    ctx.homes
-        .delete_snapshot(&snapshot.id)
-        .await
-        .map_err(Trouble::engine("have a snapshot deleted"))
+    let gone = ctx.homes.delete_snapshot(&snapshot.id).await;
+    gone.map_err(Trouble::engine(DELETE))
 }
 
 /// Takes the snapshot; the agent is afterwards as it was.
@@ -328,14 +329,13 @@ async fn record(
         made: now(),
         label: label.to_owned(),
         kind,
-        parent: agent.at_snapshot(),
+        parent: None,
         isolation: agent.isolation(),
         size,
         origin: None,
     };
     agent.ctx.store.insert_snapshot(&record).await?;
     agent.ctx.faults.reach(Point::SnapshotRecorded).await?;
-    agent.set_at_snapshot(Some(id.clone()));
     Ok(())
 }
 

@@ -320,8 +320,10 @@ async fn come_to_rest(
             if let Err(error) = recorded {
                 tracing::error!(agent = %agent.profile.name, %error, "and could not be recorded");
             }
-            if matches!(rest, Rest::Failed | Rest::Stopped) {
-                agent.publish_no_box();
+            match rest {
+                Rest::Failed | Rest::Stopped => agent.publish_no_box(),
+                Rest::Running => agent.may_be_savable(),
+                Rest::Standby | Rest::Hibernated => {}
             }
             agent.publish(status);
             Err(setback.trouble)

@@ -61,7 +61,6 @@ fn act_of(point: Point) -> Act {
         | Point::RollBackStaged
         | Point::RollBackBoxGone
         | Point::RollBackHomeBack
-        | Point::RollBackMemoryBack
         | Point::RollBackMoved
         | Point::RollBackFinished => Act::RollBack,
         Point::ConvertRecorded
@@ -294,7 +293,6 @@ async fn a_crash_in_a_rollback_leaves_either_home_whole_and_a_snapshot_of_what_w
         Point::RollBackStaged,
         Point::RollBackBoxGone,
         Point::RollBackHomeBack,
-        Point::RollBackMemoryBack,
         Point::RollBackMoved,
     ] {
         let world = die_at(point, Act::RollBack, Lifetime::Persistent, false).await;

@@ -194,3 +194,45 @@ async fn a_wake_that_could_not_be_recorded_is_recorded_later_and_not_undone() {
     assert_remembers(&world, &agent, "a secret");
     world.assert_in_order().await;
 }
+
+#[tokio::test]
+async fn a_daemon_that_can_record_nothing_keeps_a_box_that_went_on_in_between() {
+    let mut world = World::new().await;
+    let agent = durable(&world, "old").await;
+    world.faults.arm(Point::ThawThawed, Action::Hang);
+    let woken = agent.clone();
+    tokio::spawn(async move { woken.ensure_running().await });
+    world.faults.struck().await;
+    world.engine.remember(&agent.profile.id, "new");
+    world.store.fail_images(true);
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    assert_eq!(agent.state(), State::Standby);
+    assert_eq!(agent.current_image(), None, "it is old");
+    world.store.fail_images(false);
+    agent.ensure_running().await.unwrap();
+    assert_remembers(&world, &agent, "new");
+    lag::catch_up(&agent).await.unwrap();
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_can_record_nothing_keeps_a_box_that_came_back() {
+    let mut world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "a secret");
+    agent.hibernate("asked").await.unwrap();
+    world.store.fail_changes_to(Some(State::Running));
+    agent.ensure_running().await.unwrap_err();
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    assert_eq!(agent.state(), State::Running);
+    assert_eq!(agent.current_image(), None, "it is old");
+    world.store.fail_changes_to(None);
+    lag::catch_up(&agent).await.unwrap();
+    world.assert_in_order().await;
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    agent.ensure_running().await.unwrap();
+    assert_remembers(&world, &agent, "a secret");
+}

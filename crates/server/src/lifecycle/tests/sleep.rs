@@ -119,6 +119,10 @@ async fn a_checkpoint_that_fails_leaves_the_agent_as_it_was() {
     assert_eq!(agent.state(), State::Running);
     assert!(agent.published().status.reason.contains("io_uring"));
     assert!(agent.setback().unwrap().what.contains("io_uring"));
+    assert!(
+        !agent.is_unsavable(),
+        "it goes on, and may be savable when it sleeps"
+    );
     world.assert_in_order().await;
 
     agent.pause().await.unwrap();

@@ -3,6 +3,9 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
+use dorm_engine::{EngineError, Homes as _};
+use futures_util::FutureExt as _;
+
 use super::drive::settle;
 use super::{World, reaches};
 use crate::config::OnShutdown;
@@ -98,6 +101,56 @@ async fn a_rollback_brings_back_files_and_memory_and_keeps_what_was() {
     let newest = agent.snapshots().await.unwrap().pop().unwrap();
     assert_eq!(newest.parent, Some(old.id), "it was at the old one");
     world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_rollback_whose_memory_cannot_be_brought_back_says_so() {
+    let world = World::new().await;
+    FakeGuests::answering(&world.engine, |_| None);
+    let agent = world.running("one").await;
+    let old = agent.snapshot("old", SnapshotKind::Full).await.unwrap();
+    let damaged = EngineError::BadImage("its checksum is wrong".to_owned());
+    world.engine.fail_next_restore(damaged);
+    let back = agent.roll_back(&old).await.unwrap();
+    assert_eq!(agent.state(), State::Running);
+    assert!(
+        back.lost
+            .is_some_and(|lost| lost.contains("its checksum is wrong"))
+    );
+    let back = agent.roll_back(&old).await.unwrap();
+    assert_eq!(back.lost, None, "that was another time");
+}
+
+#[tokio::test]
+async fn a_snapshot_is_deleted_to_its_end_although_nobody_waits_for_it() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    let snapshot = agent.snapshot("", SnapshotKind::Full).await.unwrap();
+    assert!(agent.delete_snapshot(&snapshot).now_or_never().is_none());
+    let gone = async {
+        while !world.homes.snapshots().await.unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), gone).await.unwrap();
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn the_memory_of_snapshots_counts_as_held_and_once_where_it_is_shared() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    assert_eq!(agent.memory_on_disk().await, 0);
+    world.engine.remember(&agent.profile.id, "a secret");
+    agent.hibernate("asked").await.unwrap();
+    let own = agent.memory_on_disk().await;
+    assert_eq!(own, agent.image().unwrap().size);
+    agent.snapshot("", SnapshotKind::Full).await.unwrap();
+    assert_eq!(agent.memory_on_disk().await, own, "it has the same files");
+    agent.ensure_running().await.unwrap();
+    agent.snapshot("", SnapshotKind::Full).await.unwrap();
+    agent.stop(None).await.unwrap();
+    assert_eq!(agent.memory_on_disk().await, 2 * own, "of two snapshots");
 }
 
 #[tokio::test]
