@@ -162,7 +162,8 @@ fn change_records(server: &Server, statements: &str) -> Result<()> {
 
 fn a_damaged_record_is_told_and_concerns_nobody_else() -> Result<()> {
     let server = Server::start()?;
-    let (whole, hurt) = (server.agent("whole")?, server.agent("hurt")?);
+    let (whole, hurt, lost) = (server.agent("whole")?, server.agent("hurt")?, server.agent("lost")?);
+    let pid = lost.show()?["pid"].clone();
     for (agent, name) in [(&whole, "whole-one"), (&hurt, "hurt-one")] {
         agent.sh("echo kept > ~/file")?.succeeded()?;
         server.dorm(&["snapshot", &agent.name, "--label", name])?.succeeded()?;
@@ -175,7 +176,8 @@ fn a_damaged_record_is_told_and_concerns_nobody_else() -> Result<()> {
     change_records(
         &server,
         "UPDATE agents SET spec = '{' WHERE name LIKE 'hurt%'; UPDATE snapshots SET kind = 'half' WHERE label = 'hurt-one'; \
-         UPDATE volumes SET id = 'elsewhere/' WHERE name = 'hurt-one'; UPDATE keys SET hash = x'00' WHERE name = 'hurt-one';",
+         UPDATE volumes SET id = 'elsewhere/' WHERE name = 'hurt-one'; UPDATE keys SET hash = x'00' WHERE name = 'hurt-one'; \
+         UPDATE agents SET id = 'elsewhere/' WHERE name LIKE 'lost%';",
     )?;
     server.launch(&[])?;
     ensure!(whole.sh_text("cat ~/file")? == "kept" && server.snapshots(&whole.name)?.len() == 1);
@@ -198,5 +200,11 @@ fn a_damaged_record_is_told_and_concerns_nobody_else() -> Result<()> {
     let volumes = fs::read_dir(server.data.join("pool/volumes"))?.count();
     ensure!(volumes == 2, "there are {volumes} volumes");
     server.agent("another")?.sh("true")?.succeeded()?;
+    // Its box, too.
+    server.kill9()?;
+    change_records(&server, &format!("UPDATE agents SET id = '{}' WHERE name LIKE 'lost%';", lost.id))?;
+    server.launch(&[])?;
+    let shown = lost.show()?;
+    ensure!(shown["state"] == "running" && shown["pid"] == pid, "{shown}");
     Ok(())
 }
