@@ -51,6 +51,9 @@ pub enum Order {
         network: Network,
         now_ms: i64,
         entropy: String,
+        /// Whose machine it is now. Daemons of earlier versions do not say.
+        #[serde(default)]
+        agent_id: Option<String>,
     },
     /// After a time in which the machine stood still, or was about to.
     Clock { now_ms: i64 },

@@ -163,7 +163,8 @@ fn change_records(server: &Server, statements: &str) -> Result<()> {
 fn a_damaged_record_is_told_and_concerns_nobody_else() -> Result<()> {
     let server = Server::start()?;
     let (whole, hurt, lost) = (server.agent("whole")?, server.agent("hurt")?, server.agent("lost")?);
-    let pid = lost.show()?["pid"].clone();
+    let pid = |agent: &Agent| anyhow::Ok(agent.show()?["pid"].clone());
+    let pids = [pid(&hurt)?, pid(&lost)?];
     for (agent, name) in [(&whole, "whole-one"), (&hurt, "hurt-one")] {
         agent.sh("echo kept > ~/file")?.succeeded()?;
         server.dorm(&["snapshot", &agent.name, "--label", name])?.succeeded()?;
@@ -175,7 +176,7 @@ fn a_damaged_record_is_told_and_concerns_nobody_else() -> Result<()> {
     server.kill9()?;
     change_records(
         &server,
-        "UPDATE agents SET spec = '{' WHERE name LIKE 'hurt%'; UPDATE snapshots SET kind = 'half' WHERE label = 'hurt-one'; \
+        "CREATE TABLE whole AS SELECT * FROM agents; UPDATE agents SET spec = '{' WHERE name LIKE 'hurt%'; UPDATE snapshots SET kind = 'half' WHERE label = 'hurt-one'; \
          UPDATE volumes SET id = 'elsewhere/' WHERE name = 'hurt-one'; UPDATE keys SET hash = x'00' WHERE name = 'hurt-one'; \
          UPDATE agents SET id = 'elsewhere/' WHERE name LIKE 'lost%';",
     )?;
@@ -200,11 +201,17 @@ fn a_damaged_record_is_told_and_concerns_nobody_else() -> Result<()> {
     let volumes = fs::read_dir(server.data.join("pool/volumes"))?.count();
     ensure!(volumes == 2, "there are {volumes} volumes");
     server.agent("another")?.sh("true")?.succeeded()?;
-    // Its box, too.
+    // So are the boxes, and they go on when it is mended.
     server.kill9()?;
-    change_records(&server, &format!("UPDATE agents SET id = '{}' WHERE name LIKE 'lost%';", lost.id))?;
+    change_records(
+        &server,
+        "UPDATE agents SET (id, spec) = (SELECT id, spec FROM whole WHERE whole.name = agents.name) WHERE name IN (SELECT name FROM whole); \
+         UPDATE snapshots SET kind = 'full' WHERE kind = 'half'; DROP TABLE whole;",
+    )?;
     server.launch(&[])?;
-    let shown = lost.show()?;
-    ensure!(shown["state"] == "running" && shown["pid"] == pid, "{shown}");
+    for (agent, pid) in [&hurt, &lost].into_iter().zip(pids) {
+        let shown = agent.show()?;
+        ensure!(shown["state"] == "running" && shown["pid"] == pid, "{shown}");
+    }
     Ok(())
 }

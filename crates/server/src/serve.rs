@@ -155,7 +155,13 @@ pub async fn serve(
 
     e2b::watch(&state);
     registry.go_on();
-    announce(&config, address).map_err(data("daemon.json is written"))?;
+    match announce(&config, address) {
+        // Who has read the last one most likely finds this one, and can make room.
+        Err(error) if dorm_engine::is_no_space(&error) => {
+            tracing::warn!(%error, "daemon.json cannot be written");
+        }
+        announced => announced.map_err(data("daemon.json is written"))?,
+    }
     tracing::info!(%address, https = tls.is_some(), "serving");
     let _ = ready.send(address);
     let flushing = tokio::spawn(flush_keys(keys.clone()));

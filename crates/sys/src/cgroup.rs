@@ -186,6 +186,8 @@ impl Group {
             Version::V2 => {
                 self.write("", "cpu.max", &format!("{quota} {CPU_PERIOD_USEC}"))?;
                 self.write("", "memory.max", &limits.memory.to_string())?;
+                // Perhaps a daemon died while it had memory given back.
+                self.write("", "memory.high", "max").or_else(absent)?;
                 self.write("", "memory.swap.max", "0").or_else(absent)?;
                 self.write("", "memory.oom.group", "0").or_else(absent)?;
                 if let Some(((major, minor), bps)) = limits.io {

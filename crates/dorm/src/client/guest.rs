@@ -46,16 +46,17 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// The state of an agent that was put to sleep although somebody waits for it: by a user, or because one had done so before. Asking does
-    /// not wake it. What the daemon puts to disk at its end goes on with the next one.
+    /// The state of an agent that was put to sleep although somebody waits for it: paused by a user, or put to disk, by a user or since it was
+    /// paused. Asking does not wake it. What the daemon puts to disk at its end, to go on with the next, is not meant.
     pub(crate) async fn asleep(&self) -> Option<String> {
         let path = self.prefix.strip_suffix("/guest")?;
         let agent: dorm_server::api::types::Agent = self.client.get(path).await.ok()?;
-        let asleep = matches!(
-            agent.state.as_str(),
-            "freezing" | "standby" | "hibernating" | "hibernated"
-        );
-        (asleep && !agent.reason.starts_with(dorm_server::lifecycle::THE_DAEMON_ENDS)).then_some(agent.state)
+        let asleep = match agent.state.as_str() {
+            "freezing" | "standby" => agent.reason.starts_with("asked to "),
+            "hibernating" | "hibernated" => agent.reason != dorm_server::lifecycle::GOES_ON_WITH_THE_NEXT,
+            _ => false,
+        };
+        asleep.then_some(agent.state)
     }
 
     fn request(&self, method: Method, path: &str) -> http::request::Builder {

@@ -29,8 +29,18 @@ struct Pool {
 #[derive(Debug, Clone, Default)]
 struct FakeHome {
     limit: u64,
+    /// Of what is on disk.
     generation: u64,
+    /// Of the last change, which is not on disk until somebody asks for the generation.
+    changed: u64,
     content: String,
+}
+
+impl FakeHome {
+    fn commit(&mut self) -> u64 {
+        self.generation = self.generation.max(self.changed);
+        self.generation
+    }
 }
 
 #[derive(Default)]
@@ -84,10 +94,10 @@ impl FakeHomes {
     pub fn write(&self, id: &Id, content: &str) {
         let mut pool = self.pool();
         pool.changes += 1;
-        let generation = pool.changes;
+        let changed = pool.changes;
         let home = pool.homes.get_mut(id).expect("a home to write to");
         home.content = content.to_owned();
-        home.generation = generation;
+        home.changed = changed;
     }
 
     pub fn content(&self, id: &Id) -> Option<String> {
@@ -320,15 +330,14 @@ impl Homes for FakeHomes {
     }
 
     async fn generation(&self, id: &Id) -> Result<u64> {
-        let pool = self.pool();
-        let home = pool
-            .homes
-            .get(id)
-            .ok_or_else(|| EngineError::NoHome(id.clone()))?;
-        Ok(home.generation)
+        let mut pool = self.pool();
+        let home = pool.homes.get_mut(id);
+        Ok(home.ok_or_else(|| EngineError::NoHome(id.clone()))?.commit())
     }
 
     async fn is_unchanged(&self, id: &Id, since: u64) -> Result<bool> {
-        Ok(self.generation(id).await? == since)
+        let pool = self.pool();
+        let home = pool.homes.get(id);
+        Ok(home.ok_or_else(|| EngineError::NoHome(id.clone()))?.generation == since)
     }
 }

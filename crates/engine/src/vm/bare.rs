@@ -1,7 +1,7 @@
 //! QEMU with nothing of dorm around it, for `dorm bench` to compare with.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream as Blocking};
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use dorm_proto::vm::Order;
+use rustix::fs::SeekFrom;
 use tempfile::TempDir;
 use tokio::net::UnixStream;
 
@@ -45,6 +46,10 @@ impl BareQemu {
     /// It is given copies of the files in the home of `id`, which stay as they are.
     pub async fn restore(&self, id: &Id, image: &Path) -> io::Result<(Duration, Duration)> {
         let folder = self.copies(id, &[DISK, MEMORY])?;
+        // As the files of the home are, which were in use until just now.
+        for name in [DISK, MEMORY] {
+            read_all(&folder.path().join(in_home(name)))?;
+        }
         let state = File::open(image.join(STATE))?;
         let (saved, memory) = (
             File::create(folder.path().join(STATE))?,
@@ -179,6 +184,18 @@ impl BareMachine {
 async fn within<T>(measured: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let done = tokio::time::timeout(WITHIN, measured).await;
     done.unwrap_or_else(|late| Err(late.into()))
+}
+
+/// Brings what a file holds, but for its holes, into the host's memory.
+fn read_all(path: &Path) -> io::Result<()> {
+    let mut file = File::open(path)?;
+    let mut end = 0;
+    while let Ok(data) = rustix::fs::seek(&file, SeekFrom::Data(end)) {
+        end = rustix::fs::seek(&file, SeekFrom::Hole(data))?;
+        rustix::fs::seek(&file, SeekFrom::Start(data))?;
+        io::copy(&mut (&mut file).take(end - data), &mut io::sink())?;
+    }
+    Ok(())
 }
 
 fn hardware_of(image: &Path) -> io::Result<Hardware> {

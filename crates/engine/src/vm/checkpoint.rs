@@ -132,6 +132,7 @@ impl Vm {
                     network: network.clone(),
                     now_ms: now_ms(),
                     entropy: entropy(),
+                    agent_id: Some(spec.id.to_string()),
                 };
                 match in_time(&link, link.order(&order)).await {
                     // A guest may lose a conversation when its machine wakes, and hears the next one.

@@ -62,7 +62,6 @@ pub(super) async fn init(settings: &Settings, request: Request<Incoming>) -> Res
     settings.add_env(init.env_vars);
     if let Some(hostname) = init.hostname.filter(|_| crate::sys::is_init()) {
         crate::boot::apply(&init.agent_id, &hostname, &init.nameservers);
-        crate::machine::belong_to(&init.agent_id);
     }
     settings.set_defaults(init.default_user, init.default_workdir);
     Ok(body::empty(StatusCode::NO_CONTENT))

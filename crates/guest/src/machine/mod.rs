@@ -28,7 +28,6 @@ use tokio::sync::{mpsc, oneshot};
 pub(crate) use early::{SECOND_STAGE, enter};
 pub(crate) use modules::{CALLED_WITH, load_by_name};
 pub(crate) use still::{join_file, until_released};
-pub(crate) use volumes::belong_to;
 
 use crate::http::Server;
 use crate::log::log;

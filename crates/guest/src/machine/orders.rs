@@ -73,10 +73,14 @@ impl Orders {
                 network,
                 now_ms,
                 entropy,
+                agent_id,
             } => {
                 identity::reseed(entropy.as_bytes());
                 identity::set_clock(now_ms);
                 identity::set_hostname(&hostname);
+                if let Some(agent) = agent_id {
+                    volumes::belong_to(&agent);
+                }
                 volumes::go_on();
                 let answer = match identity::set_network(&network).await {
                     Ok(()) => Answer::Done,

@@ -282,6 +282,14 @@ impl Agent {
     }
 
     /// The box goes on, or has gone on.
+    /// What a record that is not about the image says of it.
+    pub(super) fn image_as_it_is(&self) -> ImageChange {
+        match self.image() {
+            Some(image) if !image.current => ImageChange::Stale,
+            _ => ImageChange::Keep,
+        }
+    }
+
     pub(super) fn now_differs_from_image(&self) {
         if let Some(image) = &mut self.memory().image {
             image.current = false;
@@ -414,7 +422,7 @@ impl Agent {
             to: &status,
             millis: None,
             box_record: BoxChange::Keep,
-            image: ImageChange::Keep,
+            image: self.image_as_it_is(),
         };
         self.ctx.record(&change).await?;
         self.publish(status);

@@ -88,7 +88,7 @@ pub use create::Creation;
 pub use fork::NewFork;
 pub use links::{Asking, Link, Links};
 pub use reconcile::ReconcileError;
-pub use registry::{Parts, Registry, THE_DAEMON_ENDS};
+pub use registry::{GOES_ON_WITH_THE_NEXT, Parts, Registry};
 pub use roll_back::RolledBack;
 pub use trouble::Trouble;
 pub(crate) use trouble::in_full;

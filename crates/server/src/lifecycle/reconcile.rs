@@ -33,6 +33,8 @@ struct Found {
     boxes: HashSet<Id>,
     homes: HashSet<Id>,
     holds: HashMap<Id, Vec<HoldRecord>>,
+    /// Whether a record cannot be read, so that nothing is known of what seems to have none.
+    damaged: bool,
 }
 
 /// What to do about an agent that an earlier daemon left in some state.
@@ -121,6 +123,7 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
         boxes: ctx.engine.present().await?.into_iter().collect(),
         homes: ctx.homes.list().await?.into_iter().collect(),
         holds: HashMap::new(),
+        damaged: false,
     };
     let known: HashSet<Id> = all
         .readable
@@ -135,11 +138,15 @@ pub(super) async fn reconcile(ctx: &Arc<Context>, sweep_homes: bool) -> Result<(
     for hold in ctx.store.holds().await? {
         if hold.until > now() {
             holds.entry(hold.agent.clone()).or_default().push(hold);
-        } else {
-            ctx.store.delete_hold(&hold.id).await?;
+        } else if let Err(error) = ctx.store.delete_hold(&hold.id).await {
+            tracing::warn!(%error, "a hold that is over could not be removed");
         }
     }
-    let found = Found { holds, ..found };
+    let found = Found {
+        holds,
+        damaged: !damage.is_empty(),
+        ..found
+    };
     let agents = all.readable.len();
     // Before anything is driven: an image that is made now has no record yet.
     let snapshots = ctx.store.snapshots().await?;
@@ -248,7 +255,7 @@ async fn settle(ctx: &Arc<Context>, found: &Found, mut record: AgentRecord) {
         agent.is_to_go_on().await;
     }
     let settled = match plan {
-        Plan::Keep if found.boxes.contains(&id) => sweep(&agent).await,
+        Plan::Keep if found.boxes.contains(&id) && !found.damaged => sweep(&agent).await,
         Plan::Keep => Ok(()),
         Plan::NoBox(gone) => without_box(&agent, gone).await,
         Plan::Recover(gone) => recover(&agent, gone).await,
@@ -281,6 +288,7 @@ async fn adopt(agent: &Arc<Agent>, record: BoxRecord, then: Then, gone: Gone) ->
     let generation = agent.publish_box(agent.published().status, record);
     match then {
         Then::Runs => {
+            agent.now_differs_from_image();
             // Perhaps a daemon died while it held the box still.
             ctx.engine.thaw(id).await.map_err(Trouble::engine("be adopted"))?;
             watcher::spawn(agent, generation);
@@ -386,9 +394,7 @@ async fn without_box(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {
                 if agent.state() == State::Hibernated {
                     return Ok(());
                 }
-                // Perhaps its box had gone on, and what it wrote at last has to be seen by who wakes it.
-                let written = agent.ctx.homes.generation(&agent.profile.id).await;
-                written.map_err(Trouble::engine("be found as it was"))?;
+                start::see_writes(agent).await?;
                 record_rest(agent, State::Hibernated, reason).await
             }
         },
@@ -406,7 +412,7 @@ async fn has_slept_on(agent: &Arc<Agent>) -> bool {
 async fn forget_image(agent: &Arc<Agent>) {
     agent.now_differs_from_image();
     if let Err(error) = agent.ctx.store.set_image(&agent.profile.id, None).await {
-        // Whatever is recorded next tells of it, and another daemon would see it for itself.
+        // Whatever is recorded next tells of it too, and until then another daemon would see it for itself.
         tracing::error!(agent = %agent.profile.name, %error, "that its image is old could not be recorded");
         return;
     }

@@ -20,8 +20,8 @@ use crate::metrics::Metrics;
 use crate::records::{Change, Slots, State, Workspace};
 use crate::store::{Store, StoreError};
 
-/// How the reason begins of what goes to disk for that.
-pub const THE_DAEMON_ENDS: &str = "the daemon ends";
+/// Why an agent goes to disk that ran when the daemon ended.
+pub const GOES_ON_WITH_THE_NEXT: &str = "the daemon ends; it goes on with the next";
 /// Boxes that are put away at once when the daemon ends, or brought back by the next.
 pub(super) const AT_ONCE: usize = 8;
 
@@ -280,10 +280,10 @@ impl Registry {
                 }
                 OnShutdown::Hibernate => {
                     let why = match is_up {
-                        true => format!("{THE_DAEMON_ENDS}; it goes on with the next"),
-                        false => THE_DAEMON_ENDS.to_owned(),
+                        true => GOES_ON_WITH_THE_NEXT,
+                        false => "the daemon ends",
                     };
-                    (is_up, Request::Hibernate { why })
+                    (is_up, Request::Hibernate { why: why.to_owned() })
                 }
             };
             let done = async {

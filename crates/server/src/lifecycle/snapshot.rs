@@ -9,7 +9,7 @@ use super::decide::{Request, Rest};
 use super::registry::Context;
 use super::standby::as_before;
 use super::transition::Setback;
-use super::{Agent, Registry, Trouble, images};
+use super::{Agent, Registry, Trouble, images, start};
 use crate::faults::Point;
 use crate::records::{SnapshotKind, SnapshotRecord, State, Status, now};
 
@@ -172,7 +172,11 @@ pub(super) async fn take(
             agent.cut_links_for_image().await;
             whole(agent, id, label, kind, true).await
         }
-        Rest::Hibernated | Rest::Stopped | Rest::Failed => whole(agent, id, label, kind, false).await,
+        Rest::Failed => match start::see_writes(agent).await {
+            Ok(()) => whole(agent, id, label, kind, false).await,
+            Err(trouble) => Err(trouble),
+        },
+        Rest::Hibernated | Rest::Stopped => whole(agent, id, label, kind, false).await,
     };
     if let Err(trouble) = taken {
         discard(agent, id).await;

@@ -43,6 +43,9 @@ async fn bring_up_or_not(agent: &Arc<Agent>, from: Rest) -> Result<Up, Trouble> 
     if from == Rest::Failed {
         // A stop may have failed half-way.
         ctx.engine.sweep(id).await.map_err(Trouble::engine("start"))?;
+        if agent.current_image().is_some() {
+            see_writes(agent).await?;
+        }
     }
     let up = match agent.current_image() {
         Some(image) => wake(agent, &image).await?,
@@ -77,10 +80,12 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
         Err(Unrestored::NotNow(trouble)) => {
             let swept = ctx.engine.sweep(&agent.profile.id).await;
             swept.map_err(Trouble::engine("wake"))?;
+            see_writes(agent).await?;
             return Err(trouble);
         }
         Err(Unrestored::Broken(fault)) => {
             let _ = ctx.engine.sweep(&agent.profile.id).await;
+            see_writes(agent).await?;
             return Err(fault.into());
         }
         Err(Unrestored::Never(why)) => why,
@@ -106,6 +111,15 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
         record: from_files(agent).await?,
         how: loss,
     })
+}
+
+/// A box that is gone may have run since the image was made, and written to its home. Whoever would use the image has to see that, and sees
+/// what is on disk.
+pub(super) async fn see_writes(agent: &Agent) -> Result<(), Trouble> {
+    let generation = agent.ctx.homes.generation(&agent.profile.id).await;
+    generation
+        .map(|_| ())
+        .map_err(Trouble::engine("be found as it was"))
 }
 
 /// Why a memory image was not brought back, in words.

@@ -72,7 +72,7 @@ pub(super) async fn run(agent: Arc<Agent>, transition: Transition) -> Answer {
         to: &status,
         millis: None,
         box_record: BoxChange::Keep,
-        image: ImageChange::Keep,
+        image: agent.image_as_it_is(),
     };
     match agent.ctx.record(&change).await {
         Ok(()) => {}
@@ -272,8 +272,8 @@ async fn come_to_rest(
     };
     let status = Status::now(rest.state(), reason);
     let image = match image_change(transition, rest) {
-        // It went on for a while before it failed.
-        ImageChange::Keep if agent.image().is_some_and(|image| !image.current) => ImageChange::Stale,
+        // It may have gone on for a while before it failed.
+        ImageChange::Keep => agent.image_as_it_is(),
         change => change,
     };
     let change = Change {

@@ -35,7 +35,7 @@ static CHANNEL: OnceLock<Channel> = OnceLock::new();
 static OWNER: RwLock<String> = RwLock::new(String::new());
 
 /// From now on, files that are removed while they are open have names of this agent's.
-pub(crate) fn belong_to(agent: &str) {
+pub(super) fn belong_to(agent: &str) {
     agent.clone_into(&mut OWNER.write().unwrap_or_else(PoisonError::into_inner));
 }
 

@@ -1,8 +1,10 @@
 //! No room on the disk, and other wants of the machine.
 
+use std::sync::Arc;
+
 use dorm_engine::EngineError;
 
-use super::World;
+use super::{Agent, World};
 use crate::lifecycle::Trouble;
 use crate::records::{SnapshotKind, State};
 
@@ -63,4 +65,39 @@ async fn a_snapshot_or_fork_for_which_there_is_no_room_leaves_the_agent_as_it_wa
     assert!(forked.await.is_err_and(|trouble| trouble.is_no_space()));
     assert_eq!(agent.state(), State::Running);
     world.assert_in_order().await;
+}
+
+/// The box of an agent whose memory is on disk runs once more, and ends, in vain. What it wrote is not on disk yet.
+async fn assert_old_memory_is_not_used(world: &World, agent: &Arc<Agent>) {
+    agent.ensure_running().await.unwrap();
+    assert_eq!(world.engine.memory(&agent.profile.id).as_deref(), Some(""));
+    let reason = agent.published().status.reason;
+    assert!(reason.contains("its files have changed"), "{reason}");
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_wake_that_failed_after_the_box_had_run_is_not_tried_again_with_the_old_memory() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "old");
+    agent.hibernate("asked").await.unwrap();
+    world.homes.write(&agent.profile.id, "newer than the memory");
+    let died = EngineError::io("the sandbox ended")(std::io::Error::other("out of memory"));
+    world.engine.fail_next_restore(died);
+    agent.ensure_running().await.unwrap_err();
+    assert_eq!(agent.state(), State::Hibernated);
+    assert_old_memory_is_not_used(&world, &agent).await;
+}
+
+#[tokio::test]
+async fn a_box_that_would_not_go_and_wrote_on_is_not_brought_back_as_it_was() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "old");
+    world.engine.fail_next_stop("it hangs");
+    agent.hibernate("asked").await.unwrap_err();
+    assert_eq!(agent.state(), State::Failed);
+    world.homes.write(&agent.profile.id, "newer than the memory");
+    assert_old_memory_is_not_used(&world, &agent).await;
 }
