@@ -25,6 +25,16 @@ pub(super) fn words(pid: i32) -> String {
     String::from_utf8_lossy(&raw).replace('\0', " ").trim().to_owned()
 }
 
+/// Children of a process that have ended, and that it has not asked about.
+pub(super) fn zombies_of(parent: i32) -> Vec<i32> {
+    let is_one = |pid: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let mut after_name = stat.rsplit(") ").next().unwrap_or_default().split(' ');
+        after_name.next() == Some("Z") && after_name.next() == Some(&parent.to_string())
+    };
+    all_processes().into_iter().filter(is_one).collect()
+}
+
 /// Processes that were started with a path at or below `root` as an argument: daemons and their clients.
 pub(super) fn processes_naming(root: &Path) -> Result<Vec<i32>> {
     let root = root.to_string_lossy().into_owned();

@@ -6,6 +6,7 @@ use std::fs;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use super::host::zombies_of;
 use super::server::Server;
 use super::wait::eventually;
 
@@ -119,6 +120,10 @@ impl Server {
                 .into_iter()
                 .map(|who| format!("process {who}")),
         );
+        let zombies = zombies_of(self.pid()?);
+        if !zombies.is_empty() {
+            found.push(format!("zombies {zombies:?}"));
+        }
         Ok(found)
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::host::zombies_of;
 use super::remains::Remains;
 use super::world::World;
 use super::{cli, leaked, log_of_interest, outside, seed, wait};
@@ -300,8 +301,13 @@ impl Server {
             self.remains.destroy()?;
             return Ok(Vec::new());
         }
+        let pid = self.pid()?;
+        let reaped = wait::eventually("the daemon has reaped its children", || {
+            Ok(zombies_of(pid).is_empty().then_some(()))
+        });
         let code = self.sigterm()?;
         let mut found = self.remains.of_daemon()?;
+        found.extend(reaped.err().map(|error| format!("{error:#}")));
         found.extend(self.remains.homes().iter().map(|id| format!("home {id}")));
         if code != 0 {
             found.push(format!("exit code {code} of the daemon"));

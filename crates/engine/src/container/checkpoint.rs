@@ -23,6 +23,8 @@ use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, Result};
 /// How long a box goes on whose state of the moment cannot be saved: twice as long each time, up to the last.
 const MOMENT: Duration = Duration::from_millis(50);
 const LAST_MOMENT: Duration = Duration::from_millis(1600);
+/// How long a process that was killed may take to be gone.
+const REAPED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Whether what keeps the memory from being saved will not be so a moment later: a connection that its other end gave up before
 /// anybody accepted it, a process between two identities, or one that is starting another.
@@ -150,12 +152,14 @@ impl Container {
         let network = &self.host.network;
         let staged = hand.launcher.stage(&launch).await;
         tokio::spawn(hand.end());
+        let mut first = None;
         let restored = async {
             staged.map_err(EngineError::io("cannot start criu"))?;
             let started = began.elapsed();
             let restoring = criu.restore(&waiting.socket, &launch.volumes, image, work).await?;
             let policy = network.apply(&spec.id, spec.slot, &spec.network);
             let (pid, ()) = tokio::try_join!(restoring.namespaces(), policy)?;
+            first = Process::open(pid).ok();
             let namespaces = began.elapsed();
             let netns = dorm_sys::namespace::open(pid, "net")
                 .map_err(EngineError::io("cannot open the box's network"))?;
@@ -186,8 +190,14 @@ impl Container {
         waiting.end().await;
         let restored = match restored {
             Ok(restored) => restored,
-            // Memory that is damaged, or could not be read, explains whatever else went wrong.
-            Err(error) => return Err(check.verdict().await.err().map_or(error, Unusable::into_error)),
+            Err(error) => {
+                // It is a child of the daemon's, and CRIU has ended it.
+                if let Some(first) = first {
+                    let _ = tokio::time::timeout(REAPED_WITHIN, ended(&first)).await;
+                }
+                // Memory that is damaged, or could not be read, explains whatever else went wrong.
+                return Err(check.verdict().await.err().map_or(error, Unusable::into_error));
+            }
         };
         limit_again(&group, &limits).await;
         let process = Process::open(restored).map_err(EngineError::io("cannot find the restored box"))?;
