@@ -120,8 +120,19 @@ fn a_full_disk_is_told_and_can_be_emptied() -> Result<()> {
     Ok(())
 }
 
+/// Whether the kernel counts what is written for whoever wrote it.
+fn counts_simply() -> bool {
+    let filesystems = std::fs::read_dir("/sys/fs/btrfs").into_iter().flatten().flatten();
+    let mut modes = filesystems.filter_map(|found| std::fs::read_to_string(found.path().join("qgroups/mode")).ok());
+    modes.any(|mode| mode.trim() == "squota")
+}
+
 fn a_rollback_does_not_begin_the_quota_anew() -> Result<()> {
     let server = Server::shared()?;
+    if !counts_simply() {
+        println!("skipped: this kernel has no simple quotas, and counts what the home alone holds");
+        return Ok(());
+    }
     let agent = server.agent_with("twice", &["--disk", "96M"])?;
     let write = |agent: &Agent, name: &str| agent.root(&format!("head -c 56M /dev/urandom > /root/{name} && sync"));
     write(&agent, "one")?.succeeded()?;
