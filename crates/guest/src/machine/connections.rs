@@ -20,7 +20,7 @@ const BUFFER: usize = 32 * 1024;
 /// Resets all connections over TCP but those that the machine has with itself.
 pub(super) fn end_to_outside() {
     for (family, table) in [(AF_INET, "/proc/net/tcp"), (AF_INET6, "/proc/net/tcp6")] {
-        // To end one, the kernel has to load modules first, which takes longer than all the rest of a wake.
+        // To end one, the kernel has to load modules first, which takes its time in emulation.
         match std::fs::read_to_string(table) {
             Ok(table) if !tells_of_outside(&table) => continue,
             // Without IPv6.

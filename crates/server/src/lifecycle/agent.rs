@@ -281,7 +281,6 @@ impl Agent {
         origin
     }
 
-    /// The box goes on, or has gone on.
     /// What a record that is not about the image says of it.
     pub(super) fn image_as_it_is(&self) -> ImageChange {
         match self.image() {
@@ -290,6 +289,7 @@ impl Agent {
         }
     }
 
+    /// The box goes on, or has gone on.
     pub(super) fn now_differs_from_image(&self) {
         if let Some(image) = &mut self.memory().image {
             image.current = false;
