@@ -224,6 +224,7 @@ impl Group {
     /// Like [`Self::limit`], for a group whose processes may have more memory than that already. It is an error then, and they keep what they
     /// have, in version 2 as well, which would kill them.
     pub fn lower(&self, limits: &GroupLimits) -> io::Result<()> {
+        self.limit_processes(limits.pids)?;
         if self.version == Version::V2 {
             self.reclaim(limits.memory)?;
         }

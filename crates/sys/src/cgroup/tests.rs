@@ -223,11 +223,13 @@ fn a_group_of_version_2_that_has_more_memory_than_its_new_limit_is_not_limited()
     let read = |file: &str| fs::read_to_string(scratch.0.join(file)).unwrap();
     let to = |memory: u64| GroupLimits {
         memory,
+        pids: 77,
         ..GroupLimits::default()
     };
     let refused = group.lower(&to(2000)).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::ResourceBusy, "{refused}");
     assert!(read("memory.max").starts_with("4096"), "it would be killed");
+    assert_eq!(read("pids.max"), "77", "that kills nobody");
     assert!(read("memory.high").starts_with("max"), "it would be slowed down");
     group.lower(&to(3000)).unwrap();
     assert!(read("memory.max").starts_with("3000"));

@@ -127,7 +127,7 @@ impl Store for SqliteStore {
 
     async fn change_state(&self, change: &Change<'_>) -> Result<()> {
         match (change.from, change.to.state) {
-            // The box is gone by then.
+            // There is no way back from there: the box is gone, or about to be.
             (_, State::Deleting) | (State::Stopping, _) | (State::Hibernating, State::Hibernated) => {
                 making_room!(self, self.do_change_state(change))
             }
