@@ -15,6 +15,7 @@ harness::tests![
     whichever_write_the_disk_is_full_at_nothing_is_lost,
     nothing_is_acknowledged_that_cannot_be_recorded,
     a_disk_that_is_full_has_room_again_once_something_is_deleted,
+    a_daemon_that_is_started_on_a_full_disk_keeps_the_boxes_that_it_finds,
 ];
 
 const DISK: u64 = 1 << 30;
@@ -249,6 +250,36 @@ fn a_disk_that_is_full_has_room_again_once_something_is_deleted() -> Result<()> 
     server.in_order()?;
     for name in server.names()?.iter().filter(|name| **name != kept.name) {
         server.dorm(&["rm", "--yes", name])?.succeeded()?;
+    }
+    Ok(())
+}
+
+fn a_daemon_that_is_started_on_a_full_disk_keeps_the_boxes_that_it_finds() -> Result<()> {
+    let server = small_server()?;
+    let agents = [server.agent("awake")?, server.agent("woken")?];
+    let found = |agent: &Agent| anyhow::Ok((ask(agent)?, agent.show()?["pid"].clone()));
+    for agent in &agents {
+        keep(agent, "1")?;
+    }
+    let before = [found(&agents[0])?, found(&agents[1])?];
+    server.dorm(&["hold", &agents[0].name, "--for", "1s"])?.succeeded()?;
+    agents[1].pause()?;
+    let held = || server.list(&format!("/v1/agents/{}/holds", agents[0].name));
+    harness::eventually("the hold is over", || Ok(held()?.is_empty().then_some(())))?;
+    let ballast = Ballast::beside(&server)?;
+    ballast.fill(0)?;
+    let mut made = 0;
+    until_refused(&server, &mut made)?;
+    // Its thaw cannot be recorded.
+    ensure!(ask(&agents[1])? == before[1].0);
+    server.kill9()?;
+    server.launch(&[])?;
+    ensure!([found(&agents[0])?, found(&agents[1])?] == before, "boxes were ended");
+    ballast.remove()?;
+    server.in_order()?;
+    ensure!([found(&agents[0])?, found(&agents[1])?] == before, "boxes were ended");
+    for made in 0..made {
+        server.dorm(&["rm", "--yes", &format!("more-{made}")])?.succeeded()?;
     }
     Ok(())
 }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use dorm_engine::engines::Engines;
 use dorm_engine::home::Pool;
-use dorm_engine::host;
+use dorm_engine::reserve::Reserve;
+use dorm_engine::{host, is_no_space};
 use dorm_server::ServeError;
 use dorm_server::config::NetworkRange;
 use rustix::fs::{FlockOperation, flock};
@@ -66,10 +67,23 @@ pub(crate) fn lock(data: &Path) -> Result<Lock> {
         .hint("stop that one first, or choose another directory with --data")
         .into());
     }
-    file.rewind()?;
-    file.set_len(0)?;
-    writeln!(file, "{}", std::process::id())?;
+    let mut signed = sign(&mut file);
+    // Where there is no room for a number, the daemon starts in the room that is kept for deletions.
+    if signed.as_ref().is_err_and(|error| is_no_space(error)) && Reserve::of(data).give_up().unwrap_or(false)
+    {
+        signed = sign(&mut file);
+    }
+    // It holds without.
+    if let Err(error) = signed {
+        tracing::warn!(%error, "the pid of the daemon cannot be written to {}", path.display());
+    }
     Ok(Lock(file))
+}
+
+fn sign(lock: &mut File) -> std::io::Result<()> {
+    lock.rewind()?;
+    lock.set_len(0)?;
+    writeln!(lock, "{}", std::process::id())
 }
 
 fn holder(lock: &mut File) -> Option<Pid> {

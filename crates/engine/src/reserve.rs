@@ -5,7 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, fallocate, syncfs};
+use rustix::fs::{FallocateFlags, fallocate, fstatvfs, syncfs};
+use rustix::io::Errno;
 
 /// Records of many deletions.
 const SIZE: u64 = 4 << 20;
@@ -15,11 +16,12 @@ const SIZE: u64 = 4 << 20;
 pub struct Reserve(PathBuf);
 
 impl Reserve {
-    pub fn at(path: &Path) -> Self {
-        Self(path.to_owned())
+    /// In a data directory.
+    pub fn of(data: &Path) -> Self {
+        Self(data.join("dorm.reserve"))
     }
 
-    /// Takes the room, unless it is taken already.
+    /// Takes the room, unless it is taken already. As much is left to others, or it is as if there were none.
     pub fn take(&self) -> io::Result<()> {
         let file = File::options()
             .write(true)
@@ -29,7 +31,11 @@ impl Reserve {
         if file.metadata()?.blocks() * 512 >= SIZE {
             return Ok(());
         }
-        let taken = fallocate(&file, FallocateFlags::empty(), 0, SIZE);
+        let room = fstatvfs(&file)?;
+        let taken = match room.f_bavail * room.f_frsize < 2 * SIZE {
+            true => Err(Errno::NOSPC),
+            false => fallocate(&file, FallocateFlags::empty(), 0, SIZE),
+        };
         if taken.is_err() {
             let _ = fs::remove_file(&self.0);
         }
@@ -56,7 +62,7 @@ mod tests {
     #[test]
     fn room_is_taken_once_and_given_up_once() {
         let directory = tempfile::tempdir().unwrap();
-        let reserve = Reserve::at(&directory.path().join("reserve"));
+        let reserve = Reserve::of(directory.path());
         assert!(!reserve.give_up().unwrap());
         for _ in 0..2 {
             reserve.take().unwrap();

@@ -302,6 +302,7 @@ const VM_CANNOT: Cannot = &[
             "nothing_is_acknowledged_that_cannot_be_recorded",
             "whichever_write_the_disk_is_full_at_nothing_is_lost",
             "a_disk_that_is_full_has_room_again_once_something_is_deleted",
+            "a_daemon_that_is_started_on_a_full_disk_keeps_the_boxes_that_it_finds",
         ],
     ),
     (

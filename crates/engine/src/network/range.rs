@@ -121,8 +121,11 @@ pub(super) async fn claim(
                 continue;
             }
         }
-        std::fs::write(&kept, format!("{range}\n"))
-            .map_err(EngineError::io("cannot keep the network range"))?;
+        // On a disk that is full, a file that is written again would be empty.
+        if saved != Some(range) {
+            std::fs::write(&kept, format!("{range}\n"))
+                .map_err(EngineError::io("cannot keep the network range"))?;
+        }
         return Ok(range);
     }
     let hint = match configured {

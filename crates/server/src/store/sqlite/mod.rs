@@ -82,7 +82,7 @@ impl SqliteStore {
         let store = Self {
             writer,
             readers,
-            reserve: Reserve::at(&path.with_extension("reserve")),
+            reserve: Reserve::of(path.parent().unwrap_or(Path::new("."))),
         };
         store.keep_room();
         Ok(store)
