@@ -151,11 +151,17 @@ fn whichever_write_the_disk_is_full_at_nothing_is_lost() -> Result<()> {
     // From no room at all to more than is needed: each step is full at another of the writes.
     for quarters in (0..16).chain((16..=120).step_by(13)) {
         agent.sh(&format!("echo {quarters} > ~/file; sync"))?.succeeded()?;
+        server.dorm(&["snapshot", &agent.name, "--label", "before"])?.succeeded()?;
         ballast.fill(quarters << 18)?;
         let mut copies = Vec::new();
-        for verb in ["snapshot", "fork", "hibernate", "wake"] {
+        for verb in ["snapshot", "fork", "hibernate", "rollback", "wake"] {
             let copy = format!("{}-{quarters}", agent.name);
-            let args = if verb == "fork" { vec![verb, &agent.name, &copy] } else { vec![verb, &agent.name] };
+            let mut args = vec![verb, &agent.name];
+            match verb {
+                "fork" => args.push(&copy),
+                "rollback" => args.push("before"),
+                _ => {}
+            }
             let output = server.dorm(&args)?;
             let well = acknowledged(&output).with_context(|| format!("{verb} with {quarters} quarters of a megabyte left"))?;
             if well && verb == "fork" {
