@@ -130,7 +130,7 @@ fn counts_simply() -> bool {
 fn a_rollback_does_not_begin_the_quota_anew() -> Result<()> {
     let server = Server::shared()?;
     if !counts_simply() {
-        println!("skipped: this kernel has no simple quotas, and counts what the home alone holds");
+        eprintln!("skipped: this kernel has no simple quotas, and counts what the home alone holds");
         return Ok(());
     }
     let agent = server.agent_with("twice", &["--disk", "96M"])?;
