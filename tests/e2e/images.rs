@@ -31,21 +31,11 @@ fn still_waits(agent: &Agent) -> Result<()> {
     Ok(())
 }
 
-fn is_criu_of(pid: &i32, daemon: i32) -> bool {
-    let command = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
-    let is_its_child = parent.is_some_and(|parent| parent.trim() == daemon.to_string());
-    is_its_child && command.contains("criu") && command.contains("swrk")
-}
-
 /// The CRIU that is kept ready for the next restore.
 fn spare_criu(server: &Server) -> Result<Pid> {
     harness::eventually("a criu is ready", || {
-        let daemon = server.pid()?;
         // With cgroups of version 2 it is in the daemon's own group until it is needed.
-        let processes = fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let Some(criu) = processes.into_iter().find(|pid| is_criu_of(pid, daemon)) else {
+        let Some(criu) = harness::child_of(server.pid()?, ["criu", "swrk"]) else {
             return Ok(None);
         };
         // The daemon knows of it once it has nothing to do but wait.

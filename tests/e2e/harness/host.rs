@@ -25,14 +25,28 @@ pub(super) fn words(pid: i32) -> String {
     String::from_utf8_lossy(&raw).replace('\0', " ").trim().to_owned()
 }
 
+/// Children of a process, each with the letter of its state.
+fn children_of(parent: i32) -> impl Iterator<Item = (i32, char)> {
+    all_processes().into_iter().filter_map(move |pid| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (state, rest) = stat.rsplit_once(") ")?.1.split_once(' ')?;
+        let is_its = rest.split(' ').next() == Some(&parent.to_string());
+        is_its.then_some((pid, state.chars().next()?))
+    })
+}
+
 /// Children of a process that have ended, and that it has not asked about.
 pub(super) fn zombies_of(parent: i32) -> Vec<i32> {
-    let is_one = |pid: &i32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let mut after_name = stat.rsplit(") ").next().unwrap_or_default().split(' ');
-        after_name.next() == Some("Z") && after_name.next() == Some(&parent.to_string())
-    };
-    all_processes().into_iter().filter(is_one).collect()
+    children_of(parent)
+        .filter(|(_, state)| *state == 'Z')
+        .map(|(pid, _)| pid)
+        .collect()
+}
+
+/// A child of a process whose command line has both words.
+pub(crate) fn child_of(parent: i32, both: [&str; 2]) -> Option<i32> {
+    let is_it = |pid: &i32| both.iter().all(|word| words(*pid).contains(word));
+    children_of(parent).map(|(pid, _)| pid).find(is_it)
 }
 
 /// Processes that were started with a path at or below `root` as an argument: daemons and their clients.

@@ -102,6 +102,24 @@ pub(super) fn record_later(agent: &Arc<Agent>, late: Late) {
     });
 }
 
+/// A box that came back from disk goes on although that could not be recorded: its memory is nowhere else.
+pub(super) fn record_awake_later(
+    agent: &Arc<Agent>,
+    from: State,
+    to: &Status,
+    millis: i64,
+    record: &BoxRecord,
+) {
+    let late = Late {
+        from,
+        to: to.clone(),
+        millis,
+        box_record: Some(record.clone()),
+        image: LateImage::Stale,
+    };
+    record_later(agent, late);
+}
+
 /// Returns when everything so far is recorded.
 pub(super) async fn catch_up(agent: &Arc<Agent>) -> Result<(), StoreError> {
     let _turn = agent.lag.writing.lock().await;

@@ -12,7 +12,7 @@ use dorm_engine::{BoxRecord, EngineError, Id};
 use futures_util::{StreamExt as _, stream};
 
 use super::decide::{Rest, Transition};
-use super::lag::{Late, LateImage, record_later};
+use super::lag::record_awake_later;
 use super::registry::Context;
 use super::{Agent, Trouble, driver, go_on, images, start, watcher};
 use crate::records::{AgentRecord, BoxChange, Change, HoldRecord, ImageChange, Lifetime, State, Status, now};
@@ -358,16 +358,8 @@ async fn recover(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {
     let recorded = ctx.record(&change).await;
     agent.now_differs_from_image();
     if let Err(error) = recorded {
-        // It goes on all the same: its memory is nowhere else.
         tracing::error!(agent = %agent.profile.name, %error, "is awake, which could not be recorded");
-        let late = Late {
-            from: change.from,
-            to: status.clone(),
-            millis: 0,
-            box_record: Some(record.clone()),
-            image: LateImage::Stale,
-        };
-        record_later(agent, late);
+        record_awake_later(agent, change.from, &status, 0, &record);
     }
     let generation = agent.publish_box(status, record);
     watcher::spawn(agent, generation);

@@ -8,7 +8,7 @@ use tokio::task::JoinError;
 
 use super::agent::Answer;
 use super::decide::{Next, Outcome, Rest, Transition, Work, after, during, is_recorded_first};
-use super::lag::{Late, LateImage, catch_up, record_later};
+use super::lag::{Late, LateImage, catch_up, record_awake_later, record_later};
 use super::start::Up;
 use super::{
     Agent, Trouble, convert, delete, hibernate, images, roll_back, snapshot, standby, start, stop, watcher,
@@ -333,16 +333,9 @@ async fn come_to_rest(
             agent.now_differs_from_image();
             let trouble = Trouble::from(error);
             tracing::error!(agent = %agent.profile.name, reason = %trouble.in_full(), "is awake, which could not be recorded");
-            let late = Late {
-                from: during(transition),
-                to: status.clone(),
-                millis,
-                box_record: Some(up.record.clone()),
-                image: LateImage::Stale,
-            };
+            record_awake_later(agent, during(transition), &status, millis, &up.record);
             let generation = agent.publish_box(status, up.record);
             watcher::spawn(agent, generation);
-            record_later(agent, late);
             Err(trouble)
         }
         (Ok(made), Err(error)) => {
