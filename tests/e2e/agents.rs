@@ -1,7 +1,7 @@
 //! Agents from their making to their end, as a user of the command line sees them.
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::{self, Server, Terminal, run};
 
@@ -256,7 +256,7 @@ fn exit_codes_tell_what_went_wrong() -> Result<()> {
 
 fn an_error_is_json_where_json_is_asked_for() -> Result<()> {
     let output = Server::shared()?.dorm(&["show", "nobody-there", "--json"])?;
-    let error: serde_json::Value = serde_json::from_str(output.stderr.trim()).context("stderr is JSON")?;
+    let error: Value = serde_json::from_str(output.stderr.trim()).context("stderr is JSON")?;
     ensure!(error["error"]["exit_code"] == 3 && error["error"]["message"].is_string(), "{error}");
     Ok(())
 }
@@ -321,18 +321,38 @@ fn a_box_that_dies_leaves_its_agent_with_the_reason() -> Result<()> {
 
 fn deleted_agents_leave_no_descriptor_in_the_daemon() -> Result<()> {
     let server = Server::start()?;
-    let descriptors = || -> Result<usize> { Ok(std::fs::read_dir(format!("/proc/{}/fd", server.pid()?))?.count()) };
+    // All that are open, and those of them that are network namespaces.
+    let descriptors = || -> Result<[usize; 2]> {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", server.pid()?))?.flatten();
+        let open: Vec<_> = open.filter_map(|descriptor| std::fs::read_link(descriptor.path()).ok()).collect();
+        let namespaces = open.iter().filter(|what| what.to_string_lossy().starts_with("net:["));
+        Ok([open.len(), namespaces.count()])
+    };
     let cycle = || -> Result<()> {
         let agent = server.agent("cycle")?;
         agent.exec(&["true"])?.succeeded()?;
         agent.stop()?;
         agent.start()?;
-        Ok(())
+        agent.pause()?;
+        agent.wake()?;
+        agent.hibernate()?;
+        agent.wake()?;
+        server.dorm(&["snapshot", &agent.name, "--label", "kept"])?.succeeded()?;
+        server.dorm(&["rollback", &agent.name, "kept"])?.succeeded()?;
+        let fork = format!("{}-fork", agent.name);
+        server.dorm(&["fork", &agent.name, &fork])?.succeeded()?;
+        let fork = server.adopt(&fork)?;
+        fork.exec(&["true"])?.succeeded()?;
+        server.dorm(&["rm", "--yes", &fork.name])?.succeeded().map(drop)
     };
     cycle()?;
     let before = descriptors()?;
-    (0..5).try_for_each(|_| cycle())?;
-    harness::eventually("as few descriptors are open as before", || Ok((descriptors()? <= before + 2).then_some(())))
+    (0..4).try_for_each(|_| cycle())?;
+    harness::eventually("as few descriptors are open as before", || {
+        let [all, namespaces] = descriptors()?;
+        Ok((all <= before[0] + 2 && namespaces <= before[1]).then_some(()))
+    })
+    .with_context(|| format!("{before:?} were open, and {:?} are", descriptors()))
 }
 
 fn completions_are_printed_for_every_shell() -> Result<()> {
@@ -345,21 +365,34 @@ fn completions_are_printed_for_every_shell() -> Result<()> {
 
 fn doctor_says_what_it_found_and_what_was_measured() -> Result<()> {
     let server = Server::shared()?;
-    let of = |name: &str| -> Result<serde_json::Value> {
-        let found: Vec<serde_json::Value> = serde_json::from_str(&server.dorm(&["doctor", "--json"])?.text()?)?;
+    let found = || -> Result<Vec<Value>> { Ok(serde_json::from_str(&server.dorm(&["doctor", "--json"])?.text()?)?) };
+    let of = |name: &str, found: &[Value]| -> Result<Value> {
         let of = found.iter().find(|one| one["name"] == name);
         of.cloned().with_context(|| format!("nothing of {name}: {found:?}"))
     };
+    let at_first = found()?;
     for name in ["btrfs", "container", "records"] {
-        ensure!(of(name)?["status"] == "ok", "{}", of(name)?);
+        let one = of(name, &at_first)?;
+        ensure!(one["status"] == "ok", "{one}");
     }
-    ensure!(of("gvisor")?["measured"].is_null(), "{}", of("gvisor")?);
+    // What each of the others runs by, where there is any.
+    for (name, version, by) in [("gvisor", "version ", ["systrap", "kvm"]), ("vm", "QEMU ", ["(tcg)", "(kvm)"])] {
+        let one = of(name, &at_first)?;
+        let said = one["found"].as_str().context("it found something, or not")?;
+        let versioned = said.strip_prefix(version).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_alphanumeric()));
+        let told = match one["status"] == "ok" {
+            true => versioned && by.iter().any(|by| said.contains(by)),
+            false => one["fix"].is_string(),
+        };
+        ensure!(told, "{one}");
+    }
+    ensure!(of("gvisor", &at_first)?["measured"].is_null(), "{at_first:?}");
     let said = server.dorm(&["doctor", "--measure", "container"])?.text()?;
     ensure!(said.contains("FROM DISK"), "{said}");
     // It is kept, with what it is true of.
-    let measured = of("container")?["measured"].clone();
-    for what in ["boot", "exec", "wake_from_standby"] {
-        ensure!(measured[what].as_f64().is_some_and(|ms| ms > 0.0), "{measured}");
+    let measured = of("container", &found()?)?["measured"].clone();
+    for what in ["boot", "exec", "wake_from_standby", "wake_from_disk"] {
+        ensure!(measured[what].as_f64().is_some_and(|ms| ms > 0.0), "{what}: {measured}");
     }
     server.dorm(&["doctor", "--measure", "podman"])?.refused(2, &["no isolation"])
 }

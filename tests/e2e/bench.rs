@@ -1,15 +1,17 @@
 //! The benchmark, scaled down: that every figure is there, not what it is.
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::harness::{self, Server};
+use crate::harness::{self, Server, Skip};
 
 harness::tests![
     sleep_snapshots_forks_and_crowds_are_measured_and_leave_nothing,
+    every_engine_is_measured_beside_what_it_is_made_of,
     a_benchmark_that_is_interrupted_leaves_nothing,
     what_cannot_be_measured_is_refused,
 ];
@@ -78,6 +80,18 @@ const RATIOS: &[&str] = &[
     "hibernate against criu dump",
 ];
 
+fn row(report: &Value, table: &str, name: &str) -> Result<Value> {
+    let rows = report[table].as_array().context("no table")?;
+    let found = rows.iter().find(|row| row["name"] == name);
+    found
+        .cloned()
+        .with_context(|| format!("`{name}` is missing in {report:#}"))
+}
+
+fn positive(row: &Value, field: &str) -> bool {
+    row[field].as_f64().is_some_and(|value| value > 0.0)
+}
+
 fn sleep_snapshots_forks_and_crowds_are_measured_and_leave_nothing() -> Result<()> {
     let server = Server::start()?;
     let templates = server.remains.templates();
@@ -85,14 +99,7 @@ fn sleep_snapshots_forks_and_crowds_are_measured_and_leave_nothing() -> Result<(
     let only = groups.flat_map(|group| ["--only", group]);
     let scaled = "bench --runs 2 --forks 2 --hibernated 4 --home 60M".split(' ');
     let report = server.json(&scaled.chain(only).collect::<Vec<_>>())?;
-    let row = |table: &str, name: &str| -> Result<Value> {
-        let rows = report[table].as_array().context("no table")?;
-        let found = rows.iter().find(|row| row["name"] == name);
-        found
-            .cloned()
-            .with_context(|| format!("`{name}` is missing in {report:#}"))
-    };
-    let positive = |row: &Value, field: &str| row[field].as_f64().is_some_and(|value| value > 0.0);
+    let row = |table: &str, name: &str| row(&report, table, name);
     for name in MEASURED {
         let row = row("measurements", name)?;
         for field in ["runs", "p50_ms", "p95_ms", "p99_ms", "max_ms"] {
@@ -123,6 +130,78 @@ fn sleep_snapshots_forks_and_crowds_are_measured_and_leave_nothing() -> Result<(
     nothing_is_left(&server)?;
     ensure!(server.remains.templates() == templates);
     Ok(())
+}
+
+/// Of every engine.
+const TIMES: &[&str] = &[
+    "create + first exec",
+    "exec of true",
+    "wake from standby + exec of true",
+    "live snapshot",
+    "fork that runs",
+    "wake from disk, of 256 MiB",
+    "wake from disk, of 4 GiB",
+];
+
+const SIZES: &[&str] = &[
+    "on disk, hibernated",
+    "memory of all its processes (PSS), running",
+    "the same, in standby",
+];
+
+/// Of what they are made of.
+const ALONE: &[&str] = &[
+    "criu alone: restore, of 256 MiB",
+    "criu alone: restore, of 4 GiB",
+    "runsc alone: run of true",
+    "runsc alone: checkpoint, of 256 MiB",
+    "runsc alone: restore, of 256 MiB",
+    "runsc alone: restore, of 4 GiB",
+    "QEMU alone: boot until the guest speaks",
+    "QEMU alone: save, of 256 MiB",
+    "QEMU alone: restore until the guest answers, of 256 MiB",
+    "QEMU alone: restore until the guest answers, of 4 GiB",
+];
+
+/// Far beyond what it takes in emulation.
+const PATIENCE: Duration = Duration::from_secs(30 * 60);
+
+fn every_engine_is_measured_beside_what_it_is_made_of() -> Result<()> {
+    if std::env::var_os("DORM_E2E_ALL").is_none() {
+        return Err(Skip("it takes minutes; ./scripts/test --all-engines has it".to_owned()).into());
+    }
+    for engine in ["gvisor", "vm"] {
+        if let Some(reason) = harness::engines::missing_for(engine)? {
+            return Err(Skip(reason).into());
+        }
+    }
+    let server = Server::start()?;
+    let bench = server.command(&["bench", "--only", "engines", "--runs", "1", "--json"]);
+    let output = harness::run_within(PATIENCE, bench, b"")?;
+    let report: Value = serde_json::from_str(&output.text()?).with_context(|| format!("no JSON: {output}"))?;
+    for engine in ["container", "gvisor", "vm"] {
+        for what in TIMES {
+            let row = row(&report, "measurements", &format!("{engine}: {what}"))?;
+            ensure!(row["runs"] == 1 && positive(&row, "p50_ms"), "{row}");
+        }
+        for what in SIZES {
+            let row = row(&report, "figures", &format!("{engine}: {what}"))?;
+            ensure!(positive(&row, "value") && row["unit"] == "MiB", "{row}");
+        }
+    }
+    for name in ALONE {
+        let row = row(&report, "measurements", name)?;
+        ensure!(positive(&row, "p50_ms"), "{row}");
+    }
+    for size in ["256 MiB", "4 GiB"] {
+        let row = row(
+            &report,
+            "ratios",
+            &format!("vm: wake from disk against QEMU alone, {size}"),
+        )?;
+        ensure!(positive(&row, "ratio"), "{row}");
+    }
+    nothing_is_left(&server)
 }
 
 fn nothing_is_left(server: &Server) -> Result<()> {

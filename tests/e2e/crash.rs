@@ -252,6 +252,12 @@ fn the_first_key_is_private_and_survives_restarts() -> Result<()> {
     ensure!(digits.len() == 40 && digits.bytes().all(|b| b.is_ascii_hexdigit()), "{key}");
     let mode = fs::metadata(server.data.join("api-key"))?.permissions().mode();
     ensure!(mode & 0o777 == 0o600, "{mode:o}");
+    let others = fs::metadata(&server.data)?.permissions().mode() & 0o055;
+    ensure!(others != 0, "it is to be seen that others stay out although they may enter the data directory");
+    for folder in ["images", "logs", "tmp", "pool/homes", "pool/snapshots", "pool/templates", "pool/volumes"] {
+        let mode = fs::metadata(server.data.join(folder))?.permissions().mode();
+        ensure!(mode & 0o077 == 0, "{folder}: {mode:o}");
+    }
     for entry in fs::read_dir(&server.data)? {
         let path = entry?.path();
         let holds = fs::read(&path).is_ok_and(|bytes| bytes.windows(40).any(|w| w == digits.as_bytes()));

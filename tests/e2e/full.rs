@@ -23,20 +23,6 @@ const DISK: u64 = 1 << 30;
 const LITTLE: u64 = 12 << 20;
 const CALM: &str = "[standby]\nafter = 0\ndurable_after = 0\nhibernate_after = 0\n";
 
-/// Holds so much in its memory, and tells a part of it.
-const KEEPER: &str = r#"
-import hashlib, os, socket, sys
-memory = os.urandom(int(sys.argv[1]) << 20)
-server = socket.socket(socket.AF_UNIX)
-server.bind("/dev/shm/keeper")
-server.listen()
-while True:
-    peer, _ = server.accept()
-    peer.sendall(hashlib.blake2b(memory).hexdigest()[:16].encode())
-    peer.close()
-"#;
-const ASK: &str = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/dev/shm/keeper'); print(s.recv(99).decode())";
-
 /// A file that takes the room of others.
 struct Ballast(PathBuf);
 
@@ -76,13 +62,9 @@ fn small_server() -> Result<Arc<Server>> {
     Ok(server)
 }
 
-fn keep(agent: &Agent, megabytes: &str) -> Result<()> {
-    agent.exec_with(&["-d"], &["python3", "-c", KEEPER, megabytes])?.succeeded()?;
-    agent.until("the keeper listens", "test -S /dev/shm/keeper")
-}
-
-fn ask(agent: &Agent) -> Result<String> {
-    agent.exec(&["python3", "-c", ASK])?.text()
+/// What its holder holds.
+fn word(agent: &Agent) -> Result<String> {
+    Ok(agent.held()?.word)
 }
 
 fn is_full(output: &Output) -> Result<()> {
@@ -92,15 +74,15 @@ fn is_full(output: &Output) -> Result<()> {
 fn a_full_disk_leaves_agents_as_they_are_until_there_is_room() -> Result<()> {
     let server = small_server()?;
     let agent = server.agent("full")?;
-    keep(&agent, "48")?;
+    agent.holder(48)?;
     agent.sh("echo old > ~/file; sync")?.succeeded()?;
-    let word = ask(&agent)?;
+    let held = word(&agent)?;
     server.dorm(&["snapshot", &agent.name, "--label", "old", "--files-only"])?.succeeded()?;
     agent.sh("echo new > ~/file; sync")?.succeeded()?;
     let same = |state: &str| -> Result<()> {
         ensure!(agent.state()? == state, "it is {}", agent.show()?);
         server.in_order()?;
-        ensure!(ask(&agent)? == word && agent.sh_text("cat ~/file")? == "new", "it is not as it was");
+        ensure!(word(&agent)? == held && agent.sh_text("cat ~/file")? == "new", "it is not as it was");
         Ok(())
     };
     let ballast = Ballast::beside(&server)?;
@@ -144,8 +126,8 @@ fn acknowledged(output: &Output) -> Result<bool> {
 fn whichever_write_the_disk_is_full_at_nothing_is_lost() -> Result<()> {
     let server = small_server()?;
     let agent = server.agent("swept")?;
-    keep(&agent, "1")?;
-    let word = ask(&agent)?;
+    agent.holder(1)?;
+    let held = word(&agent)?;
     let ballast = Ballast::beside(&server)?;
     let (mut refused, mut done) = (0, 0);
     // From no room at all to more than is needed: each step is full at another of the writes.
@@ -172,11 +154,11 @@ fn whichever_write_the_disk_is_full_at_nothing_is_lost() -> Result<()> {
             ensure!(["running", "hibernated"].contains(&state.as_str()), "after {verb} with {quarters} quarters of a megabyte left: {}", agent.show()?);
         }
         ballast.remove()?;
-        let told = (ask(&agent)?, agent.sh_text("cat ~/file")?);
-        ensure!(told == (word.clone(), quarters.to_string()), "with {quarters} quarters of a megabyte left, it is not as it was: {told:?}");
+        let told = (word(&agent)?, agent.sh_text("cat ~/file")?);
+        ensure!(told == (held.clone(), quarters.to_string()), "with {quarters} quarters of a megabyte left, it is not as it was: {told:?}");
         for copy in copies {
             let copy = server.adopt(&copy)?;
-            ensure!(ask(&copy)? == word, "a fork that was acknowledged is not whole");
+            ensure!(word(&copy)? == held, "a fork that was acknowledged is not whole");
         }
         for snapshot in server.snapshots(&agent.name)? {
             let id = snapshot["id"].as_str().context("an id")?;
@@ -263,9 +245,9 @@ fn a_disk_that_is_full_has_room_again_once_something_is_deleted() -> Result<()> 
 fn a_daemon_that_is_started_on_a_full_disk_keeps_the_boxes_that_it_finds() -> Result<()> {
     let server = small_server()?;
     let agents = [server.agent("awake")?, server.agent("woken")?];
-    let found = |agent: &Agent| anyhow::Ok((ask(agent)?, agent.show()?["pid"].clone()));
+    let found = |agent: &Agent| anyhow::Ok((word(agent)?, agent.show()?["pid"].clone()));
     for agent in &agents {
-        keep(agent, "1")?;
+        agent.holder(1)?;
     }
     let before = [found(&agents[0])?, found(&agents[1])?];
     server.dorm(&["hold", &agents[0].name, "--for", "1s"])?.succeeded()?;
@@ -277,7 +259,7 @@ fn a_daemon_that_is_started_on_a_full_disk_keeps_the_boxes_that_it_finds() -> Re
     let mut made = 0;
     until_refused(&server, &mut made)?;
     // Its thaw cannot be recorded.
-    ensure!(ask(&agents[1])? == before[1].0);
+    ensure!(word(&agents[1])? == before[1].0);
     server.kill9()?;
     server.launch(&[])?;
     ensure!([found(&agents[0])?, found(&agents[1])?] == before, "boxes were ended");

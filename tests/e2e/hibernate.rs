@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 
-use crate::harness::{self, Agent, Server};
+use crate::harness::{self, Server};
 
 harness::tests![
     a_paused_agent_uses_no_processor_and_wakes_at_the_next_command,
@@ -19,70 +19,17 @@ harness::tests![
     a_snapshot_tells_what_it_holds_beyond_the_one_before,
 ];
 
-/// A process that counts and holds a secret, both in its memory alone; it answers with them on a unix socket.
-const KEEPER: &str = r#"
-import os, socket, threading, time
-secret = os.urandom(8).hex()
-ballast = bytearray(os.urandom(1 << 20)) * 32
-count = 0
-def tick():
-    global count
-    while True:
-        count += 1
-        time.sleep(0.01)
-threading.Thread(target=tick, daemon=True).start()
-server = socket.socket(socket.AF_UNIX)
-server.bind("/tmp/keeper")
-server.listen()
-while True:
-    peer, _ = server.accept()
-    peer.sendall(f"{secret} {count} {sum(ballast[::4096])}".encode())
-    peer.close()
-"#;
-
-const ASK: &str = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/tmp/keeper'); print(s.recv(200).decode())";
-
-fn until(what: &str, agent: &Agent, script: &str) -> Result<()> {
-    harness::eventually(what, || Ok((agent.sh(script)?.code == 0).then_some(())))
-}
-
-fn keeper(agent: &Agent) -> Result<()> {
-    agent.exec_with(&["-d"], &["python3", "-c", KEEPER])?.succeeded()?;
-    until("the keeper listens", agent, "test -S /tmp/keeper")
-}
-
-/// Secret, count and checksum of the ballast.
-fn ask(agent: &Agent) -> Result<(String, u64, String)> {
-    let text = agent.exec(&["python3", "-c", ASK])?.text()?;
-    let mut words = text.split_whitespace().map(str::to_owned);
-    let mut next = || words.next().context("the keeper said too little");
-    Ok((next()?, next()?.parse()?, next()?))
-}
-
-fn same(before: &(String, u64, String), after: &(String, u64, String)) -> Result<()> {
-    ensure!(after.0 == before.0 && after.2 == before.2, "{before:?} became {after:?}");
-    ensure!(after.1 >= before.1, "the count went back from {} to {}", before.1, after.1);
-    Ok(())
-}
-
-fn hibernate(agent: &Agent) -> Result<()> {
-    agent.server.dorm(&["hibernate", &agent.name])?.succeeded()?;
-    ensure!(agent.state()? == "hibernated", "it is {}", agent.state()?);
-    Ok(())
-}
-
 fn a_paused_agent_uses_no_processor_and_wakes_at_the_next_command() -> Result<()> {
     let server = Server::shared()?;
     let agent = server.agent("paused")?;
-    keeper(&agent)?;
-    let before = ask(&agent)?;
-    server.dorm(&["pause", &agent.name])?.succeeded()?;
-    ensure!(agent.state()? == "standby");
-    let ticks = |agent: &Agent| -> Result<f64> { agent.stats()?["cpu_seconds"].as_f64().context("no cpu time") };
-    let first = ticks(&agent)?;
+    agent.holder(32)?;
+    let before = agent.held()?;
+    agent.pause()?;
+    let ticks = || -> Result<f64> { agent.stats()?["cpu_seconds"].as_f64().context("no cpu time") };
+    let first = ticks()?;
     std::thread::sleep(std::time::Duration::from_millis(300));
-    ensure!(ticks(&agent)? == first, "a frozen box used the processor");
-    same(&before, &ask(&agent)?)?;
+    ensure!(ticks()? == first, "a frozen box used the processor");
+    before.goes_on_in(&agent.held()?)?;
     ensure!(agent.state()? == "running");
     Ok(())
 }
@@ -90,22 +37,22 @@ fn a_paused_agent_uses_no_processor_and_wakes_at_the_next_command() -> Result<()
 fn a_process_that_holds_a_value_only_in_memory_survives_on_disk() -> Result<()> {
     let server = Server::shared()?;
     let agent = server.agent("keeper")?;
-    keeper(&agent)?;
-    let before = ask(&agent)?;
-    hibernate(&agent)?;
-    same(&before, &ask(&agent)?)
+    agent.holder(32)?;
+    let before = agent.held()?;
+    agent.hibernate()?;
+    before.goes_on_in(&agent.held()?)
 }
 
 fn every_cycle_keeps_files_and_memory_of_the_one_before() -> Result<()> {
     let server = Server::shared()?;
     let agent = server.agent("cycles")?;
-    keeper(&agent)?;
-    let mut last = ask(&agent)?;
+    agent.holder(32)?;
+    let mut last = agent.held()?;
     for cycle in 0..8 {
         agent.sh(&format!("echo {cycle} >> ~/cycles"))?.succeeded()?;
-        hibernate(&agent)?;
-        let now = ask(&agent)?;
-        same(&last, &now)?;
+        agent.hibernate()?;
+        let now = agent.held()?;
+        last.goes_on_in(&now)?;
         last = now;
     }
     ensure!(agent.sh_text("cat ~/cycles")?.split_whitespace().collect::<String>() == "01234567");
@@ -115,18 +62,18 @@ fn every_cycle_keeps_files_and_memory_of_the_one_before() -> Result<()> {
 fn a_hibernated_agent_survives_the_daemon_and_a_reboot_with_its_memory() -> Result<()> {
     let server = Server::start()?;
     let agent = server.agent("rebooted")?;
-    keeper(&agent)?;
-    let before = ask(&agent)?;
-    hibernate(&agent)?;
+    agent.holder(32)?;
+    let before = agent.held()?;
+    agent.hibernate()?;
     server.kill9()?;
     server.launch(&[])?;
     ensure!(agent.state()? == "hibernated");
-    let middle = ask(&agent)?;
-    same(&before, &middle)?;
-    hibernate(&agent)?;
+    let middle = agent.held()?;
+    before.goes_on_in(&middle)?;
+    agent.hibernate()?;
     server.simulate_reboot()?;
     server.launch(&[])?;
-    same(&middle, &ask(&agent)?)
+    middle.goes_on_in(&agent.held()?)
 }
 
 fn a_shell_keeps_its_variables_listeners_and_pipes_their_ends() -> Result<()> {
@@ -139,12 +86,12 @@ fn a_shell_keeps_its_variables_listeners_and_pipes_their_ends() -> Result<()> {
     let listen = "import socket, time; s = socket.create_server(('127.0.0.1', 4711)); \
         c, _ = s.accept(); c.sendall(b'hello'); c.close(); time.sleep(1)";
     agent.exec_with(&["-d"], &["python3", "-c", listen])?.succeeded()?;
-    until("the port is open", &agent, "ss -ltn | grep -q 4711")?;
-    hibernate(&agent)?;
+    agent.until("the port is open", "ss -ltn | grep -q 4711")?;
+    agent.hibernate()?;
     agent.sh("touch /tmp/go")?.succeeded()?;
-    until("the shell goes on", &agent, "grep -q open /tmp/said")?;
+    agent.until("the shell goes on", "grep -q open /tmp/said")?;
     ensure!(agent.sh_text("cat /tmp/said")?.split_whitespace().collect::<Vec<_>>() == ["kept", "open"]);
-    until("the pipe carries on", &agent, "grep -q through /tmp/piped")?;
+    agent.until("the pipe carries on", "grep -q through /tmp/piped")?;
     let heard = "import socket; print(socket.create_connection(('127.0.0.1', 4711)).recv(9).decode())";
     ensure!(agent.exec(&["python3", "-c", heard])?.text()?.trim() == "hello");
     Ok(())
@@ -153,17 +100,17 @@ fn a_shell_keeps_its_variables_listeners_and_pipes_their_ends() -> Result<()> {
 fn what_cannot_be_saved_is_named_and_goes_on() -> Result<()> {
     let server = Server::shared()?;
     let agent = server.agent("unsavable")?;
-    keeper(&agent)?;
+    agent.holder(32)?;
     let holder = "import ctypes, time; q = ctypes.CDLL(None).mq_open(b'/queue', 0o102, 0o600, None); assert q > 0; \
         open('/tmp/holding', 'w'); time.sleep(600)";
     agent.exec_with(&["-d"], &["python3", "-c", holder])?.succeeded()?;
-    until("the holder holds", &agent, "test -e /tmp/holding")?;
-    let before = ask(&agent)?;
+    agent.until("the holder holds", "test -e /tmp/holding")?;
+    let before = agent.held()?;
     let holder = agent.sh_text("pgrep -f mq_open | head -n 1")?;
     let named = format!("process {} (python3)", holder.trim());
     server.dorm(&["hibernate", &agent.name])?.refused(4, &["memory cannot be saved", &named, "path=/queue", "goes on as it was"])?;
     ensure!(agent.state()? == "running", "it is {}", agent.state()?);
-    same(&before, &ask(&agent)?)?;
+    before.goes_on_in(&agent.held()?)?;
     ensure!(server.dorm(&["why", &agent.name])?.text()?.contains("could not be saved"));
     Ok(())
 }
@@ -171,12 +118,12 @@ fn what_cannot_be_saved_is_named_and_goes_on() -> Result<()> {
 fn a_hibernated_agent_can_be_stopped_and_deleted() -> Result<()> {
     let server = Server::shared()?;
     let agent = server.agent("dropped")?;
-    keeper(&agent)?;
-    hibernate(&agent)?;
+    agent.holder(32)?;
+    agent.hibernate()?;
     agent.stop()?;
     ensure!(agent.state()? == "stopped");
     ensure!(agent.sh("pgrep python3")?.code != 0, "a process survived a stop");
-    hibernate(&agent)?;
+    agent.hibernate()?;
     server.dorm(&["rm", "--yes", &agent.name])?.succeeded()?;
     ensure!(!server.data.join("images").join(&agent.id).exists(), "the image outlived its agent");
     Ok(())
@@ -185,17 +132,17 @@ fn a_hibernated_agent_can_be_stopped_and_deleted() -> Result<()> {
 fn a_fork_goes_on_with_the_memory_under_a_name_of_its_own() -> Result<()> {
     let server = Server::shared()?;
     let agent = server.agent("forked")?;
-    keeper(&agent)?;
-    let before = ask(&agent)?;
+    agent.holder(32)?;
+    let before = agent.held()?;
     let name = format!("{}-copy", agent.name);
     server.dorm(&["fork", &agent.name, &name])?.succeeded()?;
     let copy = server.adopt(&name)?;
-    same(&before, &ask(&copy)?)?;
+    before.goes_on_in(&copy.held()?)?;
     ensure!(copy.sh_text("hostname; cat /etc/hostname")?.split_whitespace().all(|n| n == name));
     ensure!(copy.id != agent.id && copy.address()? != agent.address()?);
     copy.sh("echo mine > ~/only-here")?.succeeded()?;
     ensure!(agent.sh("test -e ~/only-here")?.code == 1, "the fork writes to the other's home");
-    same(&before, &ask(&agent)?)
+    before.goes_on_in(&agent.held()?)
 }
 
 /// Sockets that hold an address of the box, a counter of seconds by the wall clock, and a generator of random numbers.
@@ -219,7 +166,7 @@ fn a_fork_is_nobody_but_itself() -> Result<()> {
     let agent = server.agent("original")?;
     let address = format!("ADDRESS={}", agent.address()?);
     agent.exec_with(&["-d", "-e", &address], &["python3", "-c", RESIDENT])?.succeeded()?;
-    until("the resident is at home", &agent, "test -e /tmp/resident")?;
+    agent.until("the resident is at home", "test -e /tmp/resident")?;
     ensure!(agent.sh_text("echo $DORM_AGENT_ID; cat /run/dorm/agent-id")?.split_whitespace().all(|id| id == agent.id));
     agent.root("echo nameserver 192.0.2.9 > /etc/resolv.conf")?.succeeded()?;
     let name = format!("{}-fork", agent.name);
@@ -232,7 +179,7 @@ fn a_fork_is_nobody_but_itself() -> Result<()> {
         ensure!(fork.sh_text("cat /etc/resolv.conf")?.trim() == "nameserver 169.254.1.1");
         ensure!(fork.sh_text("hostname -I")?.trim() == fork.address()?);
         fork.sh("touch /tmp/tell")?.succeeded()?;
-        until("the resident tells", &fork, "test -e /tmp/told")?;
+        fork.until("the resident tells", "test -e /tmp/told")?;
         let told = fork.sh_text("cat /tmp/told")?;
         let words: Vec<_> = told.split_whitespace().collect();
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
@@ -240,7 +187,7 @@ fn a_fork_is_nobody_but_itself() -> Result<()> {
         ensure!(words[1] == agent.id && words[2] == fork.id, "{told}");
         numbers.push(words[3].to_owned());
         // What it is made of goes to disk and back as well.
-        hibernate(&fork)?;
+        fork.hibernate()?;
         fork.sh("pgrep python3")?.succeeded()?;
     }
     ensure!(numbers[0] != numbers[1]);
@@ -253,12 +200,12 @@ fn a_fork_goes_on_with_a_connection_of_its_sources_address() -> Result<()> {
     let connected = "import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(('169.254.1.1', 53)); \
         open('/tmp/connected', 'w'); time.sleep(600)";
     agent.exec_with(&["-d"], &["python3", "-c", connected])?.succeeded()?;
-    until("it is connected", &agent, "test -e /tmp/connected")?;
+    agent.until("it is connected", "test -e /tmp/connected")?;
     let name = format!("{}-fork", agent.name);
     server.dorm(&["fork", &agent.name, &name])?.succeeded()?;
     let fork = server.adopt(&name)?;
     fork.sh("pgrep python3")?.succeeded()?;
-    hibernate(&fork)?;
+    fork.hibernate()?;
     fork.sh("pgrep python3")?.succeeded()?;
     Ok(())
 }
@@ -266,12 +213,12 @@ fn a_fork_goes_on_with_a_connection_of_its_sources_address() -> Result<()> {
 fn a_rollback_brings_back_files_and_memory_and_can_be_undone() -> Result<()> {
     let server = Server::shared()?;
     let agent = server.agent("rolled")?;
-    keeper(&agent)?;
-    let before = ask(&agent)?;
+    agent.holder(32)?;
+    let before = agent.held()?;
     let snapshot = server.dorm(&["snapshot", &agent.name, "--label", "before"])?.text()?.trim().to_owned();
-    agent.sh("echo later > ~/later; pkill python3; rm /tmp/keeper")?.succeeded()?;
+    agent.sh("echo later > ~/later; pkill python3; rm /dev/shm/holder")?.succeeded()?;
     server.dorm(&["rollback", &agent.name, &snapshot])?.succeeded()?;
-    same(&before, &ask(&agent)?)?;
+    before.goes_on_in(&agent.held()?)?;
     ensure!(agent.sh("test -e ~/later")?.code == 1);
     let snapshots = server.json(&["snapshots", &agent.name])?;
     let mut ids = snapshots.as_array().context("no list")?.iter().filter_map(|s| s["id"].as_str());

@@ -1,19 +1,26 @@
-//! How memory images come back, within bounds, and how they go, without a trace in the home.
+//! How memory images come back, within bounds, or wait until they can; and how they go, without a trace in the home.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 use crate::harness::{self, Agent, Options, Server};
 
 harness::tests![
     a_durable_agent_in_standby_keeps_its_image_over_daemons_and_its_memory_over_a_reboot,
     a_durable_box_that_ends_in_its_sleep_loses_nothing,
+    reading_the_files_of_an_agent_that_sleeps_costs_it_nothing,
     a_restore_that_does_not_come_to_an_end_is_given_up_and_the_memory_is_not,
     a_criu_that_is_killed_at_its_work_costs_no_memory,
+    where_no_criu_is_found_memory_stays_where_it_is_and_all_else_goes_on,
     a_helper_that_stands_still_does_not_hold_up_the_daemons_end,
     an_image_that_is_given_up_leaves_no_strange_files_in_the_home,
     a_crash_leaves_no_strange_files_in_the_home,
@@ -44,6 +51,20 @@ fn spare_criu(server: &Server) -> Result<Pid> {
         thread::sleep(Duration::from_millis(100));
         Ok(Pid::from_raw(criu).filter(|_| took() == before))
     })
+}
+
+/// As a backup does.
+fn reading_the_files_of_an_agent_that_sleeps_costs_it_nothing() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("read")?;
+    agent.sh("mkdir -p ~/a/b && echo kept > ~/a/b/file")?.succeeded()?;
+    waiting(&agent)?;
+    agent.hibernate()?;
+    let home = server.data.join("pool/homes").join(&agent.id);
+    let read = Command::new("tar").args(["--create", "--file", "/dev/zero", "--directory"]).arg(&home).arg(".").status()?;
+    ensure!(read.success(), "tar: {read}");
+    rustix::fs::sync();
+    still_waits(&agent)
 }
 
 fn a_restore_that_does_not_come_to_an_end_is_given_up_and_the_memory_is_not() -> Result<()> {
@@ -85,6 +106,68 @@ fn a_criu_that_is_killed_at_its_work_costs_no_memory() -> Result<()> {
     ensure!(agent.state()? == "hibernated", "it is {}", agent.show()?);
     server.in_order()?;
     still_waits(&agent)
+}
+
+/// Every program of this host by a link in `folder`, but CRIU.
+fn link_all_but_criu(folder: &Path) -> Result<()> {
+    for from in ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"] {
+        let programs = fs::read_dir(from).into_iter().flatten().flatten();
+        for program in programs.filter(|program| program.file_name() != "criu") {
+            match symlink(program.path(), folder.join(program.file_name())) {
+                // The first one is found, as in a path.
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn where_no_criu_is_found_memory_stays_where_it_is_and_all_else_goes_on() -> Result<()> {
+    let server = Server::start()?;
+    let asleep = server.agent("asleep")?;
+    waiting(&asleep)?;
+    asleep.hibernate()?;
+    let folder = tempfile::tempdir()?;
+    link_all_but_criu(folder.path())?;
+    let (programs, nothing) = (folder.path().display().to_string(), folder.path().join("criu").display().to_string());
+    let without_criu = [("PATH", programs.as_str()), ("DORM_CRIU", nothing.as_str())];
+    // What an earlier daemon found and noted is not there for this one.
+    ensure!(server.data.join("criu.json").exists(), "the daemon has not noted what it found");
+    server.kill9()?;
+    server.launch(&without_criu)?;
+
+    let awake = server.agent("awake")?;
+    waiting(&awake)?;
+    let why = "criu is not installed";
+    let refused = server.dorm(&["hibernate", &awake.name])?;
+    refused.refused(4, &["memory images cannot be made on this machine", why, "`dorm pause` and `dorm stop` work"])?;
+    ensure!(awake.state()? == "running", "it is {}", awake.show()?);
+    awake.pause()?;
+    awake.wake()?;
+    server.dorm_with_input(&["cp", "-", &awake.at("file")], b"copied")?.succeeded()?;
+    server.dorm(&["snapshot", &awake.name, "--label", "files", "--files-only"])?.succeeded()?;
+    ensure!(server.dorm(&["cp", &awake.at("file"), "-"])?.text()? == "copied");
+    still_waits(&awake)?;
+
+    let name = asleep.name.as_str();
+    for verb in [&["wake", name][..], &["exec", name, "--", "true"]] {
+        server.dorm(verb)?.refused(1, &["cannot be brought back on this machine now", why, "still on disk"])?;
+        ensure!(asleep.state()? == "hibernated", "it is {}", asleep.show()?);
+    }
+    let mut doctor = server.command(&["doctor", "--json"]);
+    doctor.envs(without_criu);
+    let found: Vec<Value> = serde_json::from_str(&harness::run(doctor, b"")?.text()?)?;
+    let criu = found.iter().find(|check| check["name"] == "criu").context("the doctor does not speak of criu")?;
+    let says = criu["status"] == "warn" && criu["found"] == why && criu["fix"].to_string().contains("setup-criu");
+    ensure!(says, "{criu}");
+    server.in_order()?;
+
+    server.kill9()?;
+    server.launch(&[])?;
+    still_waits(&asleep)?;
+    awake.hibernate()?;
+    still_waits(&awake)
 }
 
 fn a_helper_that_stands_still_does_not_hold_up_the_daemons_end() -> Result<()> {

@@ -24,7 +24,7 @@ macro_rules! features {
 
 features![
     acme, agents, api, bench, clocks, code, crash, damage, docs, e2b, examples, exec, files, full, gvisor,
-    hibernate, images, isolation, limits, matrix, network, policy, ports, proxy, runner, scale, sleep,
+    hibernate, images, isolation, limits, matrix, network, policy, ports, power, proxy, runner, scale, sleep,
     streams, survivors, templates, tls, vm, vm_volumes, volumes, workloads
 ];
 

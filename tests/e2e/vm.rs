@@ -26,7 +26,7 @@ use room::{
 
 harness::tests![
     a_machine_has_a_kernel_of_its_own_and_what_containers_deny,
-    a_ring_of_io_uring_goes_on_over_the_disk_and_the_end_of_the_daemon,
+    a_ring_of_io_uring_goes_on_over_the_disk_and_the_end_of_network_and_daemon,
     forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole,
     a_damaged_state_of_a_machine_costs_its_memory_and_never_its_files,
     the_end_of_a_machine_is_noticed_and_told_as_what_it_is,
@@ -136,6 +136,11 @@ while True:
     time.sleep(0.05)
 "#;
 
+/// What root can do to the network of its machine, which the daemon does not need. A template without nft has nothing to drop packets with.
+const CUT_OFF: &str = "ip link set eth0 down && ip link set eth0 name uplink && { ! command -v nft >/dev/null || nft \
+    'add table inet own; add chain inet own coming { type filter hook input priority 0; policy drop; }; \
+     add chain inet own going { type filter hook output priority 0; policy drop; }'; }";
+
 /// The ring's secret, and how far it has come.
 fn ring(agent: &Agent) -> Result<(String, u64)> {
     let text = agent.sh_text("cat /tmp/ring")?;
@@ -209,20 +214,29 @@ fn a_machine_has_a_kernel_of_its_own_and_what_containers_deny() -> Result<()> {
     Ok(())
 }
 
-fn a_ring_of_io_uring_goes_on_over_the_disk_and_the_end_of_the_daemon() -> Result<()> {
+fn a_ring_of_io_uring_goes_on_over_the_disk_and_the_end_of_network_and_daemon() -> Result<()> {
     needs_machines()?;
     let server = Server::start()?;
     let agent = machine(&server, "ring")?;
     agent.exec_with(&["-d"], &["python3", "-c", RING])?.succeeded()?;
     agent.until("the ring goes round", "test -s /tmp/ring")?;
     let (secret, mut count) = ring(&agent)?;
-    for _ in 0..2 {
+    for round in 0..2 {
+        if round == 1 {
+            agent.root(CUT_OFF)?.succeeded()?;
+            let route = agent.sh_text("ip route show default")?;
+            ensure!(route.is_empty(), "it is not cut off: {route}");
+            count = goes_on(&agent, &secret, count)?;
+        }
         agent.hibernate()?;
         let left = server.remains.of_box(&agent.id);
         ensure!(left.is_empty(), "{left:?}");
         agent.wake()?;
         count = goes_on(&agent, &secret, count)?;
     }
+    // Its network is there again, at the same device, whatever that is called.
+    let address = agent.sh_text("test -e /sys/class/net/uplink && hostname -I")?;
+    ensure!(address.trim() == agent.address()?, "{address}");
     let pid = agent.pid()?;
     server.kill9()?;
     server.launch(&[])?;

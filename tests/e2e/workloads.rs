@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 
+use crate::harness::holder::{ASK, Held};
 use crate::harness::{self, Agent, Server};
 
 harness::tests![
@@ -13,64 +14,28 @@ harness::tests![
     fifty_sleeps_in_a_row_keep_every_change,
 ];
 
-/// Holds so many megabytes, no two pages of which are alike, a secret, and a count; answers on a socket with all of them.
-const HOLDER: &str = r#"
-import os, socket, struct, sys, threading, time, zlib
-secret, count = os.urandom(8).hex(), 0
-ballast = bytearray(os.urandom(1 << 20)) * int(sys.argv[1])
-for page in range(len(ballast) >> 12):
-    struct.pack_into('Q', ballast, page << 12, page)
-def tick():
-    global count
-    while True:
-        count += 1
-        time.sleep(0.01)
-threading.Thread(target=tick, daemon=True).start()
-server = socket.socket(socket.AF_UNIX)
-server.bind('/tmp/holder')
-server.listen()
-while True:
-    peer, _ = server.accept()
-    with peer:
-        peer.sendall(f'{secret} {zlib.crc32(ballast)} {count}'.encode())
-"#;
-
-const ASK: &str = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/tmp/holder'); print(s.recv(200).decode())";
-
-fn holder(agent: &Agent, megabytes: &str) -> Result<()> {
-    agent.exec_with(&["-d"], &["python3", "-c", HOLDER, megabytes])?.succeeded()?;
-    agent.until("the holder listens", "test -S /tmp/holder")
-}
-
-/// Secret and checksum, and the count.
-fn ask(agent: &Agent) -> Result<(String, u64)> {
-    let text = agent.exec(&["python3", "-c", ASK])?.text()?;
-    let (held, count) = text.rsplit_once(' ').context("the holder said too little")?;
-    Ok((held.to_owned(), count.parse()?))
-}
-
-fn comes_back(megabytes: &str) -> Result<()> {
+fn comes_back(megabytes: u32) -> Result<()> {
     let agent = Server::shared()?.agent("holder")?;
-    holder(&agent, megabytes)?;
-    let before = ask(&agent)?;
+    agent.holder(megabytes)?;
+    let before = agent.held()?;
     agent.hibernate()?;
-    let after = ask(&agent)?;
-    ensure!(after.0 == before.0 && after.1 >= before.1, "{before:?} became {after:?}");
-    harness::eventually("it counts on", || Ok((ask(&agent)?.1 > after.1).then_some(())))
+    let after = agent.held()?;
+    before.goes_on_in(&after)?;
+    harness::eventually("it counts on", || Ok((agent.held()?.count > after.count).then_some(())))
 }
 
 fn a_python_process_of_100_mb_counts_on() -> Result<()> {
-    comes_back("100")
+    comes_back(100)
 }
 
 fn a_python_process_of_1_gb_comes_back_byte_for_byte() -> Result<()> {
-    comes_back("1024")
+    comes_back(1024)
 }
 
 fn fifty_sleeps_in_a_row_keep_every_change() -> Result<()> {
     let agent = Server::shared()?.agent("fifty")?;
-    holder(&agent, "8")?;
-    let mut last = ask(&agent)?;
+    agent.holder(8)?;
+    let mut last = agent.held()?;
     for cycle in 0..50 {
         agent.hibernate()?;
         // New, changed, renamed and deleted files in every cycle, and the holder in between.
@@ -78,10 +43,8 @@ fn fifty_sleeps_in_a_row_keep_every_change() -> Result<()> {
             "echo {cycle} >> ~/appended; echo {cycle} > ~/changed; echo {cycle} > ~/new-{cycle}; \
              [ {cycle} = 0 ] || {{ mv ~/new-$(({cycle} - 1)) ~/old-$(({cycle} - 1)); rm -f ~/old-$(({cycle} - 3)); }}; python3 -c \"{ASK}\""
         );
-        let text = agent.sh_text(&change)?;
-        let (held, count) = text.rsplit_once(' ').context("the holder said too little")?;
-        let now = (held.to_owned(), count.parse()?);
-        ensure!(now.0 == last.0 && now.1 >= last.1, "in cycle {cycle}, {last:?} became {now:?}");
+        let now = Held::from_answer(&agent.sh_text(&change)?)?;
+        last.goes_on_in(&now).with_context(|| format!("in cycle {cycle}"))?;
         last = now;
     }
     let all: Vec<String> = (0..50).map(|cycle| cycle.to_string()).collect();

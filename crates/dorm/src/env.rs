@@ -49,7 +49,15 @@ pub(crate) const ALL: &[Variable] = &[
         CONFIG,
         "serve: configuration file; otherwise DATA/config.toml, then /etc/dorm/config.toml",
     ),
+    client(
+        "DORM_CRIU",
+        "serve, doctor, bench: folder of dorm's own copy of CRIU; otherwise /usr/local/lib/dorm/criu",
+    ),
     client("DORM_FAULT", "serve: a fault to happen once, for tests"),
+    client(
+        "DORM_RESTORE_LIMIT",
+        "serve: milliseconds that a container may take to come back from disk, for tests",
+    ),
     daemon("DORM_LISTEN", "listen", "serve: address and port to answer on"),
     daemon(
         "DORM_DOMAIN",

@@ -90,6 +90,11 @@ impl FakeEngine {
         self.world().fail_checkpoints.push(reason.to_owned());
     }
 
+    /// Nobody can look whether a box is there.
+    pub fn hide_boxes(&self, hidden: bool) {
+        self.world().hidden = hidden;
+    }
+
     pub fn fail_next_restore(&self, error: EngineError) {
         self.world().fail_restores.push(error);
     }
@@ -259,6 +264,9 @@ impl Engine for FakeEngine {
 
     async fn adopt(&self, spec: &BoxSpec, record: &BoxRecord) -> Result<bool> {
         let mut world = self.world();
+        if world.hidden {
+            return Err(declared("too many open files".to_owned()));
+        }
         let there = world
             .boxes
             .get(&spec.id)

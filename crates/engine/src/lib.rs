@@ -5,8 +5,8 @@
 //! tested against [`fake`] parts with declared faults.
 //!
 //! ```text
-//!   server::lifecycle ──Engine──▶ engines ─▶ container, gvisor ─▶ host ─▶ sys (namespaces, cgroups, netlink)
-//!                    └──Homes───▶ home::Pool ─────────────────────────▶ sys (btrfs ioctls, loop devices)
+//!   server::lifecycle ──Engine──▶ engines ─▶ container, gvisor, vm ─▶ host ─▶ sys (namespaces, cgroups, netlink)
+//!                    └──Homes───▶ home::Pool ─────────────────────────────▶ sys (btrfs ioctls, loop devices)
 //! ```
 
 use std::collections::BTreeMap;
@@ -509,8 +509,8 @@ pub trait Homes: Send + Sync + 'static {
     async fn unstage(&self, id: &Id);
 
     /// Puts what was staged in the place of the home of `id`, in one step: a crash leaves either home, whole. No
-    /// box may run on it.
-    async fn exchange(&self, id: &Id) -> Result<()>;
+    /// box may run on it. Gives its generation.
+    async fn exchange(&self, id: &Id) -> Result<u64>;
 
     async fn delete_snapshot(&self, snapshot: &Id) -> Result<()>;
 

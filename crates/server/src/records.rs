@@ -166,10 +166,17 @@ impl Status {
     pub fn now(state: State, reason: impl Into<String>) -> Self {
         Self {
             state,
-            reason: reason.into(),
+            reason: in_bounds(reason.into()),
             since: now(),
         }
     }
+}
+
+/// No more of a text than records are for: some of it may be a box's own words.
+fn in_bounds(mut text: String) -> String {
+    const MOST: usize = 4096;
+    text.truncate(text.floor_char_boundary(MOST));
+    text
 }
 
 /// What an agent was asked to be. Kept as JSON, so that fields can be added.
@@ -410,6 +417,15 @@ pub struct AgentRecord {
 pub struct Note {
     pub time: i64,
     pub what: String,
+}
+
+impl Note {
+    pub fn now(what: impl Into<String>) -> Self {
+        Self {
+            time: now(),
+            what: in_bounds(what.into()),
+        }
+    }
 }
 
 /// An agent before the store gave it a slot.

@@ -5,9 +5,10 @@
 //!   … shutdown ▸ accept no more ▸ transitions end ▸ connections end ▸ close the store
 //! ```
 
+use std::fs::Permissions;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -206,8 +207,12 @@ fn prepare(dir: &Path) -> Result<(), ServeError> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(data("tmp is emptied")(error)),
         _ => {}
     }
-    for name in ["tmp", "logs"] {
-        std::fs::create_dir_all(dir.join(name)).map_err(data("its folders are made"))?;
+    // Memory, output and files of agents go through these. What is around them may have been there before, for all to enter.
+    for name in ["tmp", "logs", "images"] {
+        let folder = dir.join(name);
+        let made = std::fs::create_dir_all(&folder);
+        let private = made.and_then(|()| std::fs::set_permissions(&folder, Permissions::from_mode(0o700)));
+        private.map_err(data("its folders are made"))?;
     }
     Ok(())
 }

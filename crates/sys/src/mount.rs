@@ -20,6 +20,10 @@ const UNCHANGED: libc::mount_attr = libc::mount_attr {
     userns_fd: 0,
 };
 
+/// Every way of keeping times of access, of which a mount has one.
+const TIMES: u64 = libc::MOUNT_ATTR__ATIME as u64;
+const NO_TIMES: u64 = libc::MOUNT_ATTR_NOATIME as u64;
+
 /// A mount that is attached nowhere yet.
 #[derive(Debug)]
 pub struct Detached(OwnedFd);
@@ -45,6 +49,11 @@ impl Detached {
             attr_clr: clear,
             ..UNCHANGED
         })
+    }
+
+    /// Lets reading change nothing on the disk.
+    pub fn keep_no_access_times(&self) -> io::Result<()> {
+        self.set(NO_TIMES, TIMES)
     }
 
     /// Makes ids on disk appear in this mount as the ids that `userns` maps them to.

@@ -100,7 +100,12 @@ impl Server {
 }
 
 /// Runs a command to its end, with `input` as its stdin.
-pub(crate) fn run(mut command: Command, input: &[u8]) -> Result<Output> {
+pub(crate) fn run(command: Command, input: &[u8]) -> Result<Output> {
+    run_within(LONGEST, command, input)
+}
+
+/// The same, of one that takes long.
+pub(crate) fn run_within(longest: Duration, mut command: Command, input: &[u8]) -> Result<Output> {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let what = words.map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ");
     let mut child = command
@@ -117,7 +122,7 @@ pub(crate) fn run(mut command: Command, input: &[u8]) -> Result<Output> {
         scope.spawn(move || stdin.write_all(input).ok());
         let stdout = scope.spawn(move || read(stdout));
         let stderr = scope.spawn(move || read(stderr));
-        let code = wait(&mut child, LONGEST).with_context(|| format!("{what} did not end"))?;
+        let code = wait(&mut child, longest).with_context(|| format!("{what} did not end"))?;
         let bytes = stdout.join().expect("reading does not panic")?;
         let stderr = String::from_utf8_lossy(&stderr.join().expect("reading does not panic")?).into_owned();
         Ok(Output {

@@ -20,6 +20,7 @@ mod agent;
 mod archive;
 mod cli;
 pub(crate) mod engines;
+pub(crate) mod holder;
 mod host;
 pub(crate) mod order;
 mod outside;
@@ -34,7 +35,7 @@ mod world;
 
 pub(crate) use agent::Agent;
 pub(crate) use archive::{TarFile, rootfs, rootfs_with, tar};
-pub(crate) use cli::{Output, binary, run};
+pub(crate) use cli::{Output, binary, run, run_within};
 pub(crate) use host::child_of;
 pub(crate) use outside::{Outside, Record, answers_peer_address, resolve};
 pub(crate) use pty::Terminal;

@@ -120,7 +120,7 @@ impl Remains {
     }
 
     /// Where the daemon answers boxes' DNS queries, as far as the host has that address.
-    fn ears(&self) -> Result<Option<String>> {
+    pub(super) fn ears(&self) -> Result<Option<String>> {
         let range = fs::read_to_string(self.data.join("network")).unwrap_or_default();
         let base = format!("{}/32", range.split('/').next().unwrap_or_default());
         let all = command("ip", &["-4", "addr", "show", "dev", "lo"])?;
@@ -306,7 +306,7 @@ impl Remains {
             command("nft", &["delete", &format!("table {table}")])?;
         }
         if let Some(address) = self.ears()? {
-            command("ip", &["addr", "delete", &address, "dev", "lo"])?;
+            deafen(&address)?;
         }
         for range in self.claims()? {
             command("ip", &["route", "delete", "unreachable", &range])?;
@@ -320,6 +320,11 @@ impl Remains {
         }
         Ok(())
     }
+}
+
+/// Takes away the address at which a daemon answered boxes' DNS queries.
+pub(super) fn deafen(address: &str) -> Result<()> {
+    command("ip", &["addr", "delete", address, "dev", "lo"]).map(drop)
 }
 
 /// A cgroup is busy for a moment after its last process has ended.

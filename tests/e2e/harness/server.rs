@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::host::zombies_of;
-use super::remains::Remains;
+use super::remains::{self, Remains};
 use super::world::World;
 use super::{cli, leaked, log_of_interest, outside, seed, wait};
 
@@ -36,6 +36,8 @@ pub(crate) struct Options {
     pub(crate) beside_pool: bool,
     /// Keep the data directory on a btrfs of its own, of so many bytes. It begins without a template.
     pub(crate) disk: Option<u64>,
+    /// Keep the data directory on a disk of its own whose power can be cut. It begins without a template.
+    pub(crate) mains: bool,
     /// Build templates as the host would: with its resolvers, and kept for the next run.
     pub(crate) builds: bool,
     /// Speak HTTPS at port 443 of an address of its own, under this domain.
@@ -44,7 +46,15 @@ pub(crate) struct Options {
     pub(crate) config: &'static str,
 }
 
+impl Options {
+    /// Not on the btrfs of the run, where it could begin as a copy of others.
+    fn is_elsewhere(&self) -> bool {
+        self.beside_pool || self.mains || self.disk.is_some()
+    }
+}
+
 pub(crate) struct Server {
+    number: u32,
     pub(crate) data: PathBuf,
     pub(crate) url: String,
     pub(crate) listen: SocketAddr,
@@ -102,7 +112,7 @@ impl Server {
             seed::ready()?;
         }
         let server = Self::prepare(label, options)?;
-        if !options.bare && !options.beside_pool && options.disk.is_none() {
+        if !options.bare && !options.is_elsewhere() {
             seed::copy_to(&server.data)?;
         }
         server.launch(&[])?;
@@ -114,6 +124,7 @@ impl Server {
         let number = world.next_server()?;
         let place = match options.disk {
             Some(size) => world.disk(number, size)?,
+            None if options.mains => world.mains(number)?,
             None if options.beside_pool => world.root.clone(),
             None => world.pool(),
         };
@@ -146,7 +157,7 @@ impl Server {
             format!("\"{}\"", outside::resolver_address())
         };
         // What tests build is kept nowhere: few templates are worth it.
-        let templates = if options.bare || options.beside_pool || options.builds || options.disk.is_some() {
+        let templates = if options.bare || options.builds || options.is_elsewhere() {
             ""
         } else {
             "[templates]\ncache = \"\"\n"
@@ -160,10 +171,12 @@ impl Server {
             options.config,
         );
         fs::write(data.join("config.toml"), config)?;
+        rustix::fs::syncfs(fs::File::open(&data)?)?;
         let log = world.root.join(format!("{label}-{number}.log"));
         logs().push(log.clone());
         let scheme = if options.domain.is_some() { "https" } else { "http" };
         let server = Server {
+            number,
             remains: Remains::of(&data),
             data,
             url: format!("{scheme}://{listen}"),
@@ -284,6 +297,19 @@ impl Server {
     pub(crate) fn simulate_reboot(&self) -> Result<()> {
         self.kill9()?;
         self.remains.destroy()
+    }
+
+    /// The power fails: all is gone that a reboot takes away, and that was not on the disk by then.
+    pub(crate) fn cut_power(&self) -> Result<()> {
+        let world = World::get();
+        // Where it is known by a file that cannot be read any more then.
+        let ears = self.remains.ears()?;
+        world.cut_power(self.number)?;
+        self.simulate_reboot()?;
+        if let Some(address) = ears {
+            remains::deafen(&address)?;
+        }
+        world.restore_power(self.number)
     }
 
     /// What the daemon has written to its log so far.

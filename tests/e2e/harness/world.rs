@@ -12,6 +12,7 @@ use rustix::fs::FlockOperation;
 
 use super::engines::in_machines;
 use super::remains::Remains;
+use super::wait::eventually;
 use super::{host, outside};
 
 const PARENT: &str = "/var/tmp";
@@ -22,6 +23,9 @@ const SLOTS: &str = "dorm-e2e.slots";
 const POOL_SIZE: u64 = 16 << 30;
 /// Each has a disk and a memory of its own there.
 const POOL_SIZE_OF_MACHINES: u64 = 48 << 30;
+const MAINS_SIZE: u64 = 16 << 30;
+/// FS_IOC_SHUTDOWN, with the flag by which not even the journal is written out.
+const SHUT_DOWN: &str = "import fcntl, os, struct, sys; fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587D, struct.pack('I', 2))";
 /// Runs that may go on at the same time.
 const RUNS: u32 = 31;
 
@@ -89,6 +93,37 @@ impl World {
         make_btrfs(&self.root, &format!("disk-{server}"), size)
     }
 
+    /// A disk for one server whose power can be cut. Unlike a btrfs, an ext4 can be told to forget what it has not written.
+    pub(super) fn mains(&self, server: u32) -> Result<PathBuf> {
+        let (image, at) = mains(&self.root, server);
+        fs::File::create(&image)?.set_len(MAINS_SIZE)?;
+        command("mkfs.ext4", &["-q", path(&image)])?;
+        fs::create_dir(&at)?;
+        command("mount", &["-o", "loop", path(&image), path(&at)])?;
+        Ok(at)
+    }
+
+    /// From now on nothing reaches such a disk, and nothing that was on its way.
+    pub(super) fn cut_power(&self, server: u32) -> Result<()> {
+        let (_, at) = mains(&self.root, server);
+        command("python3", &["-c", SHUT_DOWN, path(&at)]).map(drop)
+    }
+
+    /// What was on the disk when the power went.
+    pub(super) fn restore_power(&self, server: u32) -> Result<()> {
+        let (image, at) = mains(&self.root, server);
+        // Launchers of other daemons have every mount of the host for a moment. It is the same as before until all have let it go.
+        eventually("the disk is let go", || {
+            Ok(command("umount", &[path(&at)]).is_ok().then_some(()))
+        })?;
+        eventually("the disk is off", || {
+            Ok(command("losetup", &["--associated", path(&image)])?
+                .is_empty()
+                .then_some(()))
+        })?;
+        command("mount", &["-o", "loop", path(&image), path(&at)]).map(drop)
+    }
+
     /// Refuses to start anything once the run is being ended.
     pub(super) fn goes_on(&self) -> Result<()> {
         ensure!(!self.ending.load(Ordering::SeqCst), "the run is being ended");
@@ -134,13 +169,20 @@ impl World {
     }
 }
 
+fn mains(root: &Path, server: u32) -> (PathBuf, PathBuf) {
+    (
+        root.join(format!("mains-{server}.img")),
+        root.join(format!("mains-{server}")),
+    )
+}
+
 /// Makes the file `name.img`, and mounts the btrfs in it at `name`.
 fn make_btrfs(root: &Path, name: &str, size: u64) -> Result<PathBuf> {
     let (image, at) = (root.join(format!("{name}.img")), root.join(name));
     fs::File::create(&image)?.set_len(size)?;
     command("mkfs.btrfs", &["--quiet", path(&image)])?;
     fs::create_dir(&at)?;
-    command("mount", &["-o", "loop,noatime", path(&image), path(&at)])?;
+    command("mount", &["-o", "loop", path(&image), path(&at)])?;
     Ok(at)
 }
 

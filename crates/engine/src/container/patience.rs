@@ -4,11 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::host::{Host, failed};
-use crate::{EngineError, Id};
+use crate::{EngineError, Id, criu};
 
-/// Far beyond what it takes: a slow disk or a busy machine is no reason to give up.
-const BASE: Duration = Duration::from_secs(120);
-const BYTES_A_SECOND: u64 = 8 << 20;
 /// For tests: the time that any restore may take, in milliseconds.
 const VARIABLE: &str = "DORM_RESTORE_LIMIT";
 
@@ -28,8 +25,7 @@ impl Patience {
     pub(super) fn with(self, image: &Path) -> Duration {
         let files = std::fs::read_dir(image).into_iter().flatten().flatten();
         let size: u64 = files.filter_map(|file| Some(file.metadata().ok()?.len())).sum();
-        self.declared
-            .unwrap_or(BASE + Duration::from_secs(size / BYTES_A_SECOND))
+        self.declared.unwrap_or_else(|| criu::patience_with(size))
     }
 }
 
@@ -55,11 +51,12 @@ mod tests {
     fn the_time_grows_with_the_image() {
         let image = tempfile::tempdir().unwrap();
         let patience = Patience::default();
-        assert_eq!(patience.with(image.path()), BASE);
+        let base = criu::patience_with(0);
+        assert_eq!(patience.with(image.path()), base);
         for name in ["pages-1.img", "pages-2.img"] {
             let file = std::fs::File::create(image.path().join(name)).unwrap();
             file.set_len(4 << 30).unwrap();
         }
-        assert_eq!(patience.with(image.path()), BASE + Duration::from_secs(1024));
+        assert_eq!(patience.with(image.path()), base + Duration::from_secs(1024));
     }
 }

@@ -11,6 +11,8 @@ use super::Criu;
 
 /// Where `scripts/setup-criu` unpacks a private copy: a tree with its own libraries.
 const PRIVATE_COPY: &str = "/usr/local/lib/dorm/criu";
+/// Names another place for it.
+const VARIABLE: &str = "DORM_CRIU";
 
 /// The argument with which the launcher becomes the process that is dumped in the test.
 const TARGET: &str = "listen";
@@ -36,14 +38,16 @@ pub fn find(data: &Path, launcher: &Path) -> Result<Criu, String> {
     let tried_before = fs::read(&kept)
         .ok()
         .and_then(|text| serde_json::from_slice::<Found>(&text).ok());
+    let candidates = candidates();
     if let Some(found) = tried_before
         && found.kernel == kernel
+        && candidates.contains(&found.command)
         && version(&found.command).is_ok_and(|v| v == found.version)
     {
         return Ok(with(found));
     }
     let mut refusals = Vec::new();
-    for command in candidates() {
+    for command in candidates {
         let tested = version(&command).and_then(|version| {
             self_test(&command, launcher, &knowledge)?;
             Ok(Found {
@@ -73,12 +77,14 @@ fn candidates() -> Vec<Vec<PathBuf>> {
         .map(|d| d.join("criu"))
         .find(|f| f.is_file())
         .map(|f| vec![f]);
-    let libraries = Path::new(PRIVATE_COPY).join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
+    let named = std::env::var_os(VARIABLE).filter(|folder| !folder.is_empty());
+    let copy = named.map_or_else(|| PathBuf::from(PRIVATE_COPY), PathBuf::from);
+    let libraries = copy.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
     let linker = match std::env::consts::ARCH {
         "aarch64" => libraries.join("ld-linux-aarch64.so.1"),
         _ => libraries.join("ld-linux-x86-64.so.2"),
     };
-    let criu = Path::new(PRIVATE_COPY).join("usr/sbin/criu");
+    let criu = copy.join("usr/sbin/criu");
     let private = linker
         .is_file()
         .then(|| vec![linker, "--library-path".into(), libraries, criu]);

@@ -4,8 +4,10 @@
 //! namespace in which the home is mounted as the box sees it, and a /run where CRIU finds what it learned of this kernel.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use dorm_sys::cgroup::Group;
 
@@ -46,6 +48,19 @@ const SHORT: [&str; 3] = [
     "Cannot allocate memory",
     "Too many open files",
 ];
+
+fn is_short(reason: &str) -> bool {
+    SHORT.iter().any(|of| reason.contains(of))
+}
+
+/// Far beyond what CRIU takes: a slow disk or a busy machine is no reason to give up.
+const PATIENCE: Duration = Duration::from_secs(120);
+const BYTES_A_SECOND: u64 = 8 << 20;
+
+/// How long CRIU may take for so many bytes.
+pub(crate) fn patience_with(bytes: u64) -> Duration {
+    PATIENCE + Duration::from_secs(bytes / BYTES_A_SECOND)
+}
 
 /// CRIU's own log, in its working directory.
 const LOG: &str = "criu.log";
@@ -134,10 +149,11 @@ impl Criu {
         let launcher = Launcher::start(launcher, Vec::new(), None)
             .await
             .map_err(failed())?;
-        let launcher = launcher
+        let mut launcher = launcher
             .become_criu(self.job(user, false))
             .await
             .map_err(failed())?;
+        let limit = patience_with(group.stats().map_or(0, |stats| stats.memory));
         let done = async {
             let mut options = rpc::Options::new(directory.as_fd(), directory.as_fd());
             options.pid = Some(pid);
@@ -158,16 +174,21 @@ impl Criu {
                     group.freeze()?;
                 }
                 names::Names::hold(home, images)
-            })
-            .await;
+            });
+            let dumped = tokio::time::timeout(limit, dumped).await;
+            let dumped = match dumped {
+                Ok(dumped) => dumped,
+                Err(_) => {
+                    launcher.kill();
+                    let why = format!("criu did not come to an end within {} s", limit.as_secs());
+                    Err(rpc::Refused::Lost(io::Error::new(io::ErrorKind::TimedOut, why)))
+                }
+            };
             // A CRIU that is killed leaves the box as it had it then, and that may be running.
             if thawed || dumped.is_err() {
                 group.freeze().map_err(failed())?;
             }
-            let held = dumped.map_err(|refused| {
-                let reason = self.reason(images, refused);
-                room::unsaved(images, reason)
-            })?;
+            let held = dumped.map_err(|refused| self.unsaved(images, refused))?;
             if group.is_thawed().map_err(failed())? {
                 group.freeze().map_err(failed())?;
                 let reason = "the box has gone on while its memory was read";
@@ -231,13 +252,25 @@ impl Criu {
         }
     }
 
+    /// Why there is no image. A CRIU that was killed, or had too little of something, says nothing about the box.
+    fn unsaved(&self, images: &Path, refused: rpc::Refused) -> EngineError {
+        let lost = matches!(refused, rpc::Refused::Lost(_));
+        let reason = self.reason(images, refused);
+        match room::unsaved(images, reason) {
+            EngineError::CannotCheckpoint(reason) if lost || is_short(&reason) => EngineError::Io {
+                doing: "criu could not read the memory to its end".to_owned(),
+                source: io::Error::other(reason),
+            },
+            error => error,
+        }
+    }
+
     /// Why nothing came back. That somebody was killed on the way, as the kernel does for want of memory, says nothing about the image.
     fn unrestored(&self, work: &Path, refused: rpc::Refused) -> EngineError {
         let lost = matches!(refused, rpc::Refused::Lost(_));
         let reason = self.reason(work, refused);
         let first = reason.split("; ").next().unwrap_or_default();
         let killed = lost || first.contains(KILLED);
-        let is_short = SHORT.iter().any(|of| reason.contains(of));
         match room::is_lacking(work, &reason) {
             Some(free) => EngineError::NoSpace { free },
             None if killed => EngineError::Io {
@@ -245,7 +278,7 @@ impl Criu {
                     .to_owned(),
                 source: std::io::Error::other(reason),
             },
-            None if is_short => EngineError::Io {
+            None if is_short(&reason) => EngineError::Io {
                 doing: "there were not enough processes or too little memory to bring its memory back"
                     .to_owned(),
                 source: std::io::Error::other(reason),

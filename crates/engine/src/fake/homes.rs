@@ -278,7 +278,7 @@ impl Homes for FakeHomes {
         self.pool().staged.remove(id);
     }
 
-    async fn exchange(&self, id: &Id) -> Result<()> {
+    async fn exchange(&self, id: &Id) -> Result<u64> {
         let mut pool = self.pool();
         if let Some(reason) = pool.fail_exchanges.pop() {
             return Err(declared(reason));
@@ -287,8 +287,9 @@ impl Homes for FakeHomes {
         let mut home = staged.ok_or_else(|| EngineError::NoHome(id.clone()))?;
         pool.changes += 1;
         home.generation = pool.changes;
+        let generation = home.commit();
         pool.homes.insert(id.clone(), home);
-        Ok(())
+        Ok(generation)
     }
 
     async fn delete_snapshot(&self, snapshot: &Id) -> Result<()> {

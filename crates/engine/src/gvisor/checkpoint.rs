@@ -12,6 +12,7 @@ use crate::criu::manifest::{Manifest, Unusable};
 use crate::criu::room;
 use crate::host::image::Unfinished;
 use crate::host::{LiveBox, failed};
+use crate::launch::tellable;
 use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Result};
 
 const PAUSE: Duration = Duration::from_millis(10);
@@ -74,7 +75,7 @@ impl Gvisor {
         tracing::debug!(id = %live.id, %said, "no memory image");
         let first = said.lines().find(|line| !line.trim().is_empty());
         let first = first.unwrap_or("runsc does not say why");
-        Err(room::unsaved(directory, first.to_owned()))
+        Err(room::unsaved(directory, tellable(first)))
     }
 
     /// What is damaged is found before anything of it runs.
@@ -120,7 +121,8 @@ impl Gvisor {
                 Err(_) if live.process.has_ended() => {
                     let said = words(&self.host.run_directory(&live.id).join(PANIC));
                     let why = said.lines().find(|line| !line.trim().is_empty());
-                    let why = format!("the sandbox ended: {}", why.unwrap_or("it did not say why"));
+                    let why = tellable(why.unwrap_or("it did not say why"));
+                    let why = format!("the sandbox ended: {why}");
                     tracing::debug!(id = %live.id, said, "the sandbox ended");
                     return Err(failed("was brought back")(why.into()));
                 }

@@ -12,6 +12,7 @@ use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::UnixStream;
 
 use crate::Id;
+use crate::launch::tellable;
 
 /// A call is answered within a millisecond, unless the sandbox is stuck.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -147,7 +148,7 @@ impl Control {
         let answer = tokio::time::timeout(PATIENCE, self.exchange(&call, fd)).await??;
         match answer.success {
             true => Ok(answer.result),
-            false => Err(io::Error::other(answer.err)),
+            false => Err(io::Error::other(tellable(&answer.err))),
         }
     }
 
@@ -177,7 +178,8 @@ impl Control {
             }
             match serde_json::from_slice(&answer) {
                 Err(error) if error.is_eof() => {}
-                parsed => return Ok(parsed?),
+                // An error has words of the answer in it.
+                parsed => return parsed.map_err(|error| io::Error::other(tellable(&error.to_string()))),
             }
         }
     }

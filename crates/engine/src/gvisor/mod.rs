@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use self::control::Control;
 use self::find::Runsc;
 use crate::engines::Kind;
-use crate::host::{Host, LiveBox};
+use crate::host::{Host, LiveBox, Sought};
 use crate::{About, BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result, about};
 
 pub(crate) mod bare;
@@ -43,32 +43,23 @@ fn time_for(bytes: u64) -> Duration {
 #[derive(Debug)]
 pub(crate) struct Gvisor {
     host: Arc<Host>,
-    /// Or why there is none.
-    runsc: Result<Runsc, String>,
+    /// Looked for whenever it is needed, until it is found.
+    runsc: Arc<Sought<Runsc>>,
     /// Of frozen boxes, whose kernel cannot be asked.
     listeners: Mutex<HashMap<Id, Vec<Listening>>>,
 }
 
 impl Gvisor {
     pub(crate) async fn open(data: &Path, host: Arc<Host>) -> Self {
-        let data = data.to_owned();
-        let found = tokio::task::spawn_blocking(move || find::find(&data)).await;
-        let runsc = found.unwrap_or_else(|e| Err(e.to_string()));
-        match &runsc {
-            Ok(runsc) => tracing::debug!(version = runsc.version, "gvisor boxes can be run"),
-            Err(reason) => tracing::debug!(reason, "no gvisor boxes"),
-        }
         Self {
             host,
-            runsc,
+            runsc: Sought::open(data, find::find, |_| None).await,
             listeners: Mutex::default(),
         }
     }
 
-    fn runsc(&self) -> Result<&Runsc> {
-        self.runsc
-            .as_ref()
-            .map_err(|reason| EngineError::CannotCheckpoint(reason.clone()))
+    fn runsc(&self) -> Result<Arc<Runsc>> {
+        self.runsc.get().map_err(EngineError::CannotCheckpoint)
     }
 
     fn control(&self, id: &Id) -> Control {
@@ -136,7 +127,7 @@ impl Kind for Gvisor {
     }
 
     fn can_run(&self) -> Result<(), String> {
-        self.runsc.as_ref().map(|_| ()).map_err(Clone::clone)
+        self.runsc.get().map(drop)
     }
 
     fn can_checkpoint(&self) -> Result<(), String> {
@@ -144,7 +135,7 @@ impl Kind for Gvisor {
     }
 
     fn about(&self) -> About {
-        let (engine, accelerator, memory_by) = match &self.runsc {
+        let (engine, accelerator, memory_by) = match self.runsc.get() {
             Ok(runsc) => (
                 format!("gVisor, runsc {}", runsc.version),
                 runsc.platform.name(),

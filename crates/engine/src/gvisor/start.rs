@@ -16,13 +16,13 @@ use tokio::net::unix::pipe;
 use super::find::Runsc;
 use super::{Gvisor, bundle, time_for};
 use crate::host::{LiveBox, failed, netns_of, random_hex, record_of};
-use crate::launch::{self, Job, Launcher, Staged, complaint};
+use crate::launch::{self, Job, Launcher, Staged, complaint, tellable};
 use crate::{BoxRecord, BoxSpec, Id, Isolation, Result};
 
 /// What gVisor takes on this machine for a process of the box, and for itself. Without room for more it breaks off.
 const THREADS_PER_PROCESS: u32 = 3;
 const OWN_THREADS: u32 = 256;
-const MOST_WORDS: u64 = 64 << 10;
+const MOST_WORDS: usize = 64 << 10;
 const LAST_WORDS: Duration = Duration::from_millis(300);
 /// Names in the run directory: what connections to the guest begin with, and the number of the sandbox's process.
 pub(super) const SECRET: &str = "secret";
@@ -77,7 +77,7 @@ impl Gvisor {
             uid_base: spec.uid_base,
             volumes,
             job: Job::Runsc {
-                command: command(self.runsc()?, &spec.id, &staged, &plan.subcommand),
+                command: command(&*self.runsc()?, &spec.id, &staged, &plan.subcommand),
                 guest: plan.guest.clone(),
                 directory: staged.0.clone(),
             },
@@ -147,9 +147,11 @@ impl Gvisor {
             let read = said.read_buf(&mut words).await;
             read.map_err(|e| failed("was booted")(e.into()))?;
             if !READY.starts_with(&words) {
-                let rest = async { while said.read_buf(&mut words).await.is_ok_and(|n| n > 0) {} };
+                let rest = async {
+                    while words.len() < MOST_WORDS && said.read_buf(&mut words).await.is_ok_and(|n| n > 0) {}
+                };
                 let _ = tokio::time::timeout(LAST_WORDS, rest).await;
-                let words = String::from_utf8_lossy(&words).trim().to_owned();
+                let words = tellable(&String::from_utf8_lossy(&words));
                 return Err(failed("was set up")(words.into()));
             }
         }
@@ -202,7 +204,7 @@ fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
 pub(super) fn words(path: &Path) -> String {
     let mut words = Vec::new();
     let read = fs::File::open(path)
-        .and_then(|file| io::Read::read_to_end(&mut io::Read::take(file, MOST_WORDS), &mut words));
+        .and_then(|file| io::Read::read_to_end(&mut io::Read::take(file, MOST_WORDS as u64), &mut words));
     match read {
         Ok(_) => String::from_utf8_lossy(&words).into_owned(),
         Err(_) => String::new(),
@@ -213,5 +215,5 @@ pub(super) fn words(path: &Path) -> String {
 fn explanation(directory: &Path) -> String {
     let said = words(&Staged(directory.to_owned()).errors());
     let last = said.lines().rfind(|line| !line.trim().is_empty());
-    format!("runsc: {}", last.unwrap_or("it ended without a word"))
+    format!("runsc: {}", tellable(last.unwrap_or("it ended without a word")))
 }

@@ -12,6 +12,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use dorm_sys::btrfs;
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -140,12 +141,19 @@ impl Pool {
 
     /// Fills a new home with the files in `archive`, for [`Pool::exchange_files`]: what the machine's disk has. Gives what had to
     /// be left out, in words.
-    pub(crate) async fn stage_files(&self, id: &Id, uid_base: u32, archive: Layer) -> Result<Vec<String>> {
+    pub(crate) async fn stage_files(
+        &self,
+        id: &Id,
+        uid_base: u32,
+        archive: Layer,
+        within: Duration,
+    ) -> Result<Vec<String>> {
         let one = id.clone();
         self.blocking(move |pool| pool.stage_empty(&one)).await?;
         let staged = self.staged_path(id);
-        let unpacked = launch::unpack(&self.launcher, &staged, uid_base, archive, Names::OfFiles).await?;
-        Ok(unpacked.warnings)
+        let (launcher, names) = (&self.launcher, Names::OfFiles);
+        let unpacked = launch::unpack_within(launcher, &staged, uid_base, archive, names, Some(within));
+        Ok(unpacked.await?.warnings)
     }
 
     /// Puts the files that were staged in the place of the disk, in one step. The home may then hold `disk` bytes, or as many as
@@ -194,11 +202,12 @@ impl Pool {
         let id = id.clone();
         self.blocking(move |pool| {
             let home = pool.open_home(&id)?;
-            let removed = is_marked(&home).and_then(|machine| match machine {
+            let forget = || match is_marked(&home)? {
+                true if is_copy(&home)? => remove_memories(&home),
                 true => remove(&home, MEMORY),
                 false => Ok(()),
-            });
-            removed.map_err(EngineError::io("cannot remove the machine's memory"))
+            };
+            forget().map_err(EngineError::io("cannot remove the machine's memory"))
         })
         .await
     }
@@ -269,7 +278,7 @@ impl Pool {
             disk.sync_all()
         });
         grown.map_err(self.no_space_or(MAKING))?;
-        self.exchange_home(id)
+        self.exchange_home(id).map(drop)
     }
 
     fn staged_path(&self, id: &Id) -> PathBuf {
@@ -354,6 +363,11 @@ fn is_marked(home: &File) -> io::Result<bool> {
         Err(rustix::io::Errno::NODATA) => Ok(false),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether a machine's home was made from a snapshot. What is set aside in it may be of another agent's memory.
+fn is_copy(home: &File) -> io::Result<bool> {
+    Ok(btrfs::origin(home.as_fd())?.parent != [0; 16])
 }
 
 /// How large the disk in a home is, if it is a machine's.

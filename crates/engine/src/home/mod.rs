@@ -294,7 +294,7 @@ impl Homes for Pool {
         let _ = unstaged.await;
     }
 
-    async fn exchange(&self, id: &Id) -> Result<()> {
+    async fn exchange(&self, id: &Id) -> Result<u64> {
         let id = id.clone();
         self.blocking(move |pool| pool.exchange_home(&id)).await
     }

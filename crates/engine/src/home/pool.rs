@@ -1,5 +1,6 @@
 //! The btrfs filesystem that holds all homes: a part of the data directory where that lies on btrfs, and
-//! otherwise a file that grows, mounted over a loop device.
+//! otherwise a file that grows, mounted over a loop device. Either is mounted so that nobody changes a home by reading it: a memory
+//! image is valid with the very home that it was made with.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,7 +8,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use dorm_sys::{btrfs, loopdev::LoopDevice};
+use dorm_sys::{btrfs, loopdev::LoopDevice, mount::Detached};
 use rustix::mount::MountFlags;
 
 use crate::{EngineError, Result, Space};
@@ -43,6 +44,7 @@ impl Filesystem {
         let on_btrfs =
             btrfs::is_btrfs(data.as_fd()).map_err(EngineError::io("cannot look at the data directory"))?;
         let image = if on_btrfs {
+            mount_over_itself(&root).map_err(EngineError::io("cannot mount the pool"))?;
             None
         } else {
             Some(mount_image(config, &root)?)
@@ -136,20 +138,13 @@ impl Filesystem {
         Ok(true)
     }
 
-    /// Unmounts the pool if it is a file and nobody uses it.
+    /// Unmounts the pool if nobody uses it.
     pub(super) fn close(self) {
-        let Self {
-            root,
-            directory,
-            image,
-            ..
-        } = self;
+        let Self { root, directory, .. } = self;
         drop(directory);
-        if image.is_some() {
-            match rustix::mount::unmount(&root, rustix::mount::UnmountFlags::empty()) {
-                Ok(()) => tracing::debug!("the pool is unmounted"),
-                Err(error) => tracing::debug!(%error, "the pool stays mounted"),
-            }
+        match rustix::mount::unmount(&root, rustix::mount::UnmountFlags::empty()) {
+            Ok(()) => tracing::debug!("the pool is unmounted"),
+            Err(error) => tracing::debug!(%error, "the pool stays mounted"),
         }
     }
 }
@@ -160,6 +155,16 @@ fn make_private_dir(path: &Path) -> Result<()> {
         .recursive(true)
         .create(path)
         .map_err(EngineError::io(format!("cannot make {}", path.display())))
+}
+
+/// Unless an earlier daemon has left it so.
+fn mount_over_itself(root: &Path) -> io::Result<()> {
+    if mounted_device(root).is_ok() {
+        return Ok(());
+    }
+    let mount = Detached::bind(root)?;
+    mount.keep_no_access_times()?;
+    mount.attach(root)
 }
 
 fn mount_image(config: &Config, root: &Path) -> Result<(PathBuf, LoopDevice)> {

@@ -93,7 +93,7 @@ impl Pool {
         }
     }
 
-    pub(super) fn exchange_home(&self, id: &Id) -> Result<()> {
+    pub(super) fn exchange_home(&self, id: &Id) -> Result<u64> {
         let failed = || EngineError::io("cannot put another home in its place");
         let homes = self.directory("homes")?;
         rustix::fs::renameat_with(
@@ -106,7 +106,7 @@ impl Pool {
         .map_err(|e| failed()(e.into()))?;
         btrfs::sync(&self.filesystem.directory).map_err(failed())?;
         self.unstage_home(id);
-        Ok(())
+        self.generation_on_disk(id)
     }
 
     pub(super) fn home_generation(&self, id: &Id) -> Result<u64> {

@@ -15,7 +15,7 @@ impl Unfinished {
         if directory.exists() {
             fs::remove_dir_all(&directory)?;
         }
-        // Restored processes look for files here after they have become an ordinary user. The data directory around it
+        // Restored processes look for files here after they have become an ordinary user. The folder of all images
         // lets nobody in.
         fs::DirBuilder::new()
             .mode(0o755)

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use dorm_sys::cgroup::{Group, GroupLimits, Hierarchy};
 use dorm_sys::process::{self, Process};
@@ -25,11 +26,16 @@ mod adopt;
 mod freeze;
 pub(crate) mod image;
 mod occupy;
+mod sought;
 mod stop;
 pub(crate) mod trial;
 
+pub(crate) use sought::Sought;
+
 /// Where directories of boxes are made, in one for each daemon.
 const RUN: &str = "/run";
+/// How often a process is looked at whose end the kernel cannot be asked to tell.
+const LOOKS_APART: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -314,6 +320,11 @@ pub(crate) async fn ending(process: &Process) {
     let pidfd = process.pidfd.as_fd().try_clone_to_owned();
     if let Ok(pidfd) = pidfd.and_then(dorm_sys::readiness::register) {
         let _ = pidfd.readable().await;
+        return;
+    }
+    // Whoever is short of descriptors has not seen it end.
+    while !process.has_ended() {
+        tokio::time::sleep(LOOKS_APART).await;
     }
 }
 

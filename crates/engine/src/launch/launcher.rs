@@ -13,6 +13,8 @@ use crate::packet::PacketSocket;
 
 /// It ends at once, unless somebody holds it.
 const ENDED_WITHIN: Duration = Duration::from_secs(2);
+/// Bytes of a text that are told.
+const LONGEST: usize = 1024;
 
 /// One that is prepared and waits for what to do.
 #[derive(Debug)]
@@ -119,6 +121,11 @@ impl Launcher {
             .unwrap_or_default()
     }
 
+    /// For one that does not come to an end.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.process.start_kill();
+    }
+
     /// Lets it end, and waits for that. One that has nothing to do and does not end is killed.
     pub(crate) async fn end(self) {
         let Self { mut process, socket } = self;
@@ -130,13 +137,34 @@ impl Launcher {
 }
 
 pub(super) fn unexpected(report: &Report) -> io::Error {
-    io::Error::other(format!("the launcher said {report:?}"))
+    io::Error::other(tellable(&format!("the launcher said {report:?}")))
 }
 
 /// What a launcher, or the program that it has become, says of its end.
 pub(crate) fn complaint(packet: &[u8]) -> String {
     match serde_json::from_slice(packet) {
-        Ok(Report::Failed(reason)) => reason,
-        _ => String::from_utf8_lossy(packet).trim().to_owned(),
+        Ok(Report::Failed(reason)) => tellable(&reason),
+        _ => tellable(&String::from_utf8_lossy(packet)),
+    }
+}
+
+/// What is told of a text that a box, or a program that it may have taken over, has written: so much of it, and nothing that steers a
+/// terminal.
+pub(crate) fn tellable(text: &str) -> String {
+    let text = text.trim();
+    text[..text.floor_char_boundary(LONGEST)].replace(char::is_control, " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_what_a_box_says_a_kilobyte_is_told_without_what_steers_a_terminal() {
+        assert_eq!(tellable("  no\n\u{1b}[2Jroom \n"), "no  [2Jroom");
+        let long = tellable(&"\u{20ac}".repeat(LONGEST));
+        assert!(long.len() <= LONGEST && long.chars().all(|c| c == '\u{20ac}'));
+        assert_eq!(complaint(br#"{"failed":"mount /: no"}"#), "mount /: no");
+        assert_eq!(complaint(b"qemu: no\n"), "qemu: no");
     }
 }

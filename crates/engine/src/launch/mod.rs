@@ -46,12 +46,12 @@ mod unpack;
 mod volumes;
 
 pub(crate) use criu::{STAGED_GUEST, STAGED_ROOT, staged_volume};
-pub(crate) use launcher::{Launcher, complaint};
+pub(crate) use launcher::{Launcher, complaint, tellable};
 pub(crate) use rootfs::{DEVICES, masked_files};
 pub(crate) use sandbox::Staged;
 
 pub(crate) use disk::make_disk;
-pub(crate) use unpack::unpack;
+pub(crate) use unpack::{unpack, unpack_within};
 pub(crate) use volumes::serve_volumes;
 
 /// The hidden subcommand under which the binary calls [`main`].
@@ -285,7 +285,7 @@ fn launch() -> Result<(), Failure> {
             return sandbox::execute(command, guest, directory, &spec);
         }
         Job::ServeVolumes => rootfs::raise_limits().step("set resource limits")?,
-        Job::MakeDisk(_) | Job::Unpack { .. } => {}
+        Job::MakeDisk(_) | Job::Unpack { .. } => rootfs::limit_memory().step("set resource limits")?,
     }
     dorm_sys::namespace::unshare_mounts().step("make a mount namespace")?;
     let mounts = bind_mounts(&spec).step("prepare the mounts")?;

@@ -60,6 +60,9 @@ const RUN: &str = "/dev/.run";
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// Bytes of memory.
+const SHORT_WORK: u64 = 2 << 30;
+
 /// Raised by the launcher, which may: a box may lower them and raise them up to these again.
 pub(super) fn raise_limits() -> io::Result<()> {
     let set = |resource, soft, hard| {
@@ -81,6 +84,15 @@ pub(super) fn raise_limits() -> io::Result<()> {
     set(Resource::Core, 0, 0)?;
     // When the whole host is out of memory, a box goes before the daemon does.
     fs::write("/proc/self/oom_score_adj", "300")
+}
+
+/// For short work on files that a box chose. It is done by one thread that maps no files, so that this is far above what honest files take.
+pub(super) fn limit_memory() -> io::Result<()> {
+    let most = Rlimit {
+        current: Some(SHORT_WORK),
+        maximum: Some(SHORT_WORK),
+    };
+    Ok(rustix::process::setrlimit(Resource::As, most)?)
 }
 
 /// Leaves the launcher, in its own mount namespace, in a directory that process 1, which has no rights on the

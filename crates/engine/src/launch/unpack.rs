@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
+use std::time::Duration;
 
-use super::launcher::unexpected;
+use super::launcher::{tellable, unexpected};
 use super::{Failure, Job, Report, Spec, Step, errand, report};
 use crate::home::unpack::{Names, apply_at};
 use crate::{EngineError, Layer, Result};
@@ -44,6 +45,18 @@ pub(crate) async fn unpack(
     layer: Layer,
     names: Names,
 ) -> Result<Unpacked> {
+    unpack_within(launcher, home, uid_base, layer, names, None).await
+}
+
+/// The same, of an archive that may never come to its end.
+pub(crate) async fn unpack_within(
+    launcher: &Path,
+    home: &Path,
+    uid_base: u32,
+    layer: Layer,
+    names: Names,
+    within: Option<Duration>,
+) -> Result<Unpacked> {
     let failed = || EngineError::io("cannot unpack the layer");
     let spec = Spec {
         volumes: Vec::new(),
@@ -55,10 +68,10 @@ pub(crate) async fn unpack(
             names,
         },
     };
-    let said = errand::run(launcher, &spec, layer.file.into(), None).await;
+    let said = errand::run(launcher, &spec, layer.file.into(), within).await;
     match said.map_err(failed())? {
         Report::Unpacked { entries, warnings } => Ok(Unpacked { entries, warnings }),
-        Report::BadLayer(reason) => Err(EngineError::BadLayer(reason)),
+        Report::BadLayer(reason) => Err(EngineError::BadLayer(tellable(&reason))),
         Report::Full => Err(EngineError::NoSpace { free: 0 }),
         other => Err(failed()(unexpected(&other))),
     }

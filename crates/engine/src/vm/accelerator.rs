@@ -11,6 +11,7 @@ use crate::host::trial::{kvm_is_there, run_within};
 
 /// In the data directory: what was seen, and with what.
 const KEPT: &str = "vm.json";
+const KEPT_OF_KVM: &str = "vm-kvm.json";
 const KEPT_OF_EMULATION: &str = "vm-emulation.json";
 /// Where KVM runs an ordinary kernel at all, it does so in a fraction of this; elsewhere the test may hang.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -66,27 +67,40 @@ struct Kept {
     boot_ms: Option<u64>,
 }
 
+/// A trial that came to no end, for which a busy host may be the reason.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Late;
+
 /// How long the processor itself takes to boot `kernel`, if it does. It is tried once, and then known from `data`.
-pub(super) fn kvm_boot(data: &Path, by: Versions, program: &Path, kernel: &Path) -> Option<Duration> {
+pub(super) fn kvm_boot(
+    data: &Path,
+    by: Versions,
+    program: &Path,
+    kernel: &Path,
+) -> Result<Option<Duration>, Late> {
     known_or(data, by, kvm_is_there, || {
         boot(&trial(program, kernel, Accelerator::Kvm), BOOTED, PATIENCE)
     })
 }
 
-/// Whether QEMU emulates a machine in which `kernel` boots and the guest of `initrd` finds its disk; otherwise what was said. Once seen, it is
-/// known from `data`.
-pub(super) fn is_emulated(
+/// Whether QEMU runs a machine by `accelerator` in which `kernel` boots and the guest of `initrd` finds its disk; otherwise what was said. Once
+/// seen, it is known from `data`.
+pub(super) fn finds_disk(
     data: &Path,
     by: Versions,
     program: &Path,
     kernel: &Path,
     initrd: &Path,
+    accelerator: Accelerator,
 ) -> Result<(), String> {
-    let file = data.join(KEPT_OF_EMULATION);
+    let file = data.join(match accelerator {
+        Accelerator::Kvm => KEPT_OF_KVM,
+        Accelerator::Tcg => KEPT_OF_EMULATION,
+    });
     if known(&file, &by).is_some() {
         return Ok(());
     }
-    let mut qemu = trial(program, kernel, Accelerator::Tcg);
+    let mut qemu = trial(program, kernel, accelerator);
     qemu.arg("-initrd").arg(initrd).args([
         "-blockdev",
         "driver=null-co,node-name=disk,read-zeroes=on,size=1048576",
@@ -128,13 +142,13 @@ fn known_or(
     by: Versions,
     is_there: impl Fn() -> bool,
     boot: impl Fn() -> Boot,
-) -> Option<Duration> {
+) -> Result<Option<Duration>, Late> {
     if !is_there() {
-        return None;
+        return Ok(None);
     }
     let file = data.join(KEPT);
     if let Some(kept) = known(&file, &by) {
-        return kept.boot_ms.map(Duration::from_millis);
+        return Ok(kept.boot_ms.map(Duration::from_millis));
     }
     // The first time, all of it may have to come from the disk.
     let seen = match (boot(), &boot) {
@@ -148,11 +162,10 @@ fn known_or(
     let took = match seen {
         Boot::Took(took) => Some(took),
         Boot::Refused(_) => None,
-        // To be tried again when it is needed next.
-        Boot::Late(_) => return None,
+        Boot::Late(_) => return Err(Late),
     };
     keep(&file, by, took);
-    took
+    Ok(took)
 }
 
 /// A machine that has nothing to start, so that its kernel soon panics and it ends.
@@ -215,10 +228,10 @@ mod tests {
             Boot::Took(Duration::from_millis(400)),
         ]);
         let look = |by| known_or(data.path(), by, || true, || times.borrow_mut().pop().unwrap());
-        assert_eq!(look(versions("7.2")), Some(Duration::from_millis(400)));
-        assert_eq!(look(versions("7.2")), Some(Duration::from_millis(400)));
-        assert_eq!(look(versions("10.0")), None);
-        assert_eq!(look(versions("10.0")), None);
+        assert_eq!(look(versions("7.2")), Ok(Some(Duration::from_millis(400))));
+        assert_eq!(look(versions("7.2")), Ok(Some(Duration::from_millis(400))));
+        assert_eq!(look(versions("10.0")), Ok(None));
+        assert_eq!(look(versions("10.0")), Ok(None));
         assert!(times.borrow().is_empty());
     }
 
@@ -227,11 +240,11 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let data = tempfile::tempdir().unwrap();
         let program = data.path().join("qemu");
-        let look_at = |version| {
+        let look_at = |version, by| {
             let (kernel, initrd) = (Path::new("kernel"), Path::new("initrd"));
-            is_emulated(data.path(), versions(version), &program, kernel, initrd)
+            finds_disk(data.path(), versions(version), &program, kernel, initrd, by)
         };
-        let look = || look_at("7.2");
+        let look = || look_at("7.2", Accelerator::Tcg);
         let answer = |script: &str| {
             fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
@@ -245,7 +258,9 @@ mod tests {
         assert_eq!(look(), Ok(()));
         fs::remove_file(&program).unwrap();
         assert_eq!(look(), Ok(()), "it is known");
-        assert!(look_at("10.0").is_err(), "of another version it is not");
+        let other = look_at("10.0", Accelerator::Tcg);
+        assert!(other.is_err(), "of another version it is not");
+        assert!(look_at("7.2", Accelerator::Kvm).is_err(), "nor by KVM");
     }
 
     #[test]
@@ -255,7 +270,7 @@ mod tests {
             let times = RefCell::new(vec![Boot::Took(Duration::from_millis(300)), first]);
             let boot = || times.borrow_mut().pop().unwrap();
             let seen = known_or(data.path(), versions("7.2"), || true, boot);
-            assert_eq!(seen, Some(Duration::from_millis(300)));
+            assert_eq!(seen, Ok(Some(Duration::from_millis(300))));
             fs::remove_file(data.path().join(KEPT)).unwrap();
         }
     }
@@ -264,9 +279,9 @@ mod tests {
     fn without_the_device_nothing_is_tried_and_nothing_remembered_is_believed() {
         let data = tempfile::tempdir().unwrap();
         let quick = || Boot::Took(Duration::from_millis(300));
-        assert!(known_or(data.path(), versions("7.2"), || true, quick).is_some());
+        assert!(known_or(data.path(), versions("7.2"), || true, quick).is_ok_and(|took| took.is_some()));
         let asked = || -> Boot { panic!("there is nothing to try") };
-        assert_eq!(known_or(data.path(), versions("7.2"), || false, asked), None);
+        assert_eq!(known_or(data.path(), versions("7.2"), || false, asked), Ok(None));
     }
 
     #[test]
@@ -279,9 +294,9 @@ mod tests {
                 || true,
                 || Boot::Late(String::new())
             ),
-            None
+            Err(Late)
         );
         let quick = || Boot::Took(Duration::from_millis(300));
-        assert!(known_or(data.path(), versions("7.2"), || true, quick).is_some());
+        assert!(known_or(data.path(), versions("7.2"), || true, quick).is_ok_and(|took| took.is_some()));
     }
 }

@@ -26,6 +26,8 @@ pub(super) const STATE: &str = "state";
 pub(super) const HARDWARE: &str = "hardware.json";
 /// How long a machine that has gone on may take to hear who it is. Its guest waits a little longer before it lets the processes go on without.
 const INTRODUCED_WITHIN: Duration = Duration::from_secs(120);
+/// Between one try and the next.
+const PAUSE: Duration = Duration::from_millis(100);
 /// How long a QEMU that says nothing any more may take to be gone.
 const ENDED_WITHIN: Duration = Duration::from_secs(5);
 
@@ -82,7 +84,7 @@ impl Vm {
         pool.prepare_machine(&spec.id, spec.uid_base, 0).await?;
         let checked = began.elapsed();
         let guest = &manifest.guest_hash;
-        let launched = self.launch(spec, qemu, &hardware, guest, true).await?;
+        let launched = self.launch(spec, &qemu, &hardware, guest, true).await?;
         let launched_after = began.elapsed();
         let mut monitor = self.monitor(&launched.live).await?;
         if let Err(error) = monitor.load(&state).await {
@@ -94,6 +96,8 @@ impl Vm {
             });
         }
         let loaded = began.elapsed();
+        // Before it goes on: whatever fails after that costs its memory.
+        self.keep_hardware(&launched.live, &hardware)?;
         monitor
             .go_on()
             .await
@@ -104,7 +108,6 @@ impl Vm {
         match self.introduce(spec, &launched.live).await {
             Ok(()) => {
                 tracing::debug!(id = %spec.id, ?checked, launched = ?launched_after, ?loaded, done = ?began.elapsed(), "restored");
-                self.keep_hardware(&launched.live, &hardware)?;
                 Ok(launched.settle())
             }
             // Its memory is no longer what its state was saved with.
@@ -117,40 +120,45 @@ impl Vm {
         }
     }
 
-    /// Tells a machine that has just gone on who it is, and what time it is.
+    /// Tells a machine that has just gone on who it is, and what time it is. Its memory is lost with it, so that it is tried for as long as
+    /// there is hope: a guest may lose a conversation when its machine wakes, and the daemon may be short of descriptors or memory.
     async fn introduce(&self, spec: &BoxSpec, live: &LiveBox) -> io::Result<()> {
-        let network = self
-            .host
-            .network
-            .of_machine(spec.slot)
-            .map_err(io::Error::other)?;
-        let told = async {
-            loop {
-                let link = self.link(live, INTRODUCED_WITHIN).await?;
-                let order = Order::Resume {
-                    hostname: spec.hostname.clone(),
-                    network: network.clone(),
-                    now_ms: now_ms(),
-                    entropy: entropy(),
-                    agent_id: Some(spec.id.to_string()),
-                };
-                match in_time(&link, link.order(&order)).await {
-                    // A guest may lose a conversation when its machine wakes, and hears the next one.
-                    Err(late) if late.kind() == io::ErrorKind::TimedOut => {}
-                    Err(error) => return Err(error),
-                    Ok(Answer::Done) => return Ok(()),
-                    // It knows who it is, and goes on. Root in it can do to its interface what he likes.
-                    Ok(Answer::Failed(reason)) => {
-                        tracing::warn!(id = %spec.id, reason, "the machine is back, but perhaps without a network");
-                        return Ok(());
-                    }
-                    Ok(other) => return Err(refused(other)),
+        let until = tokio::time::Instant::now() + INTRODUCED_WITHIN;
+        loop {
+            let telling = tokio::time::timeout_at(until, self.tell(spec, live));
+            let told = tokio::select! {
+                told = telling => told.unwrap_or_else(|_| Err(too_late())),
+                _ = ended(&live.process) => return Err(io::Error::other("the machine has ended")),
+            };
+            match told {
+                Err(error) if tokio::time::Instant::now() < until => {
+                    tracing::debug!(id = %spec.id, %error, "the machine is told again who it is");
+                    tokio::time::sleep(PAUSE).await;
                 }
+                told => return told,
             }
+        }
+    }
+
+    async fn tell(&self, spec: &BoxSpec, live: &LiveBox) -> io::Result<()> {
+        let network = self.host.network.of_machine(spec.slot);
+        let order = Order::Resume {
+            hostname: spec.hostname.clone(),
+            network: network.map_err(io::Error::other)?,
+            now_ms: now_ms(),
+            entropy: entropy(),
+            agent_id: Some(spec.id.to_string()),
         };
-        tokio::select! {
-            told = tokio::time::timeout(INTRODUCED_WITHIN, told) => told.map_err(|_| too_late())?,
-            _ = ended(&live.process) => Err(io::Error::other("the machine has ended")),
+        let link = self.link(live, INTRODUCED_WITHIN).await?;
+        let answer = in_time(&link, link.order(&order)).await;
+        match answer.inspect_err(|_| link.end())? {
+            Answer::Done => Ok(()),
+            // It knows who it is, and goes on. Root in it can do to its interface what he likes.
+            Answer::Failed(reason) => {
+                tracing::warn!(id = %spec.id, reason, "the machine is back, but perhaps without a network");
+                Ok(())
+            }
+            other => Err(refused(other)),
         }
     }
 
@@ -191,9 +199,12 @@ impl Vm {
         let Ok(()) = self.introduce(spec, &live).await else {
             return Ok(None);
         };
-        let hardware = std::fs::read(image.join(HARDWARE)).map_err(failed())?;
-        let hardware: Hardware = serde_json::from_slice(&hardware).map_err(|e| failed()(e.into()))?;
-        self.keep_hardware(&live, &hardware)?;
+        // Where a daemon of an earlier version let it go on, it is not kept yet.
+        if !self.hardware_file(&live).exists() {
+            let hardware = std::fs::read(image.join(HARDWARE)).map_err(failed())?;
+            let hardware: Hardware = serde_json::from_slice(&hardware).map_err(|e| failed()(e.into()))?;
+            self.keep_hardware(&live, &hardware)?;
+        }
         self.host.remember(live);
         Ok(Some(record))
     }

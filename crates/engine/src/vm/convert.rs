@@ -4,6 +4,7 @@
 //! anything of the box, and its guest sends what it sees, which a process that has nothing but the new home unpacks.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use dorm_proto::streams::Stream;
@@ -13,7 +14,7 @@ use tokio::net::unix::pipe;
 
 use super::Vm;
 use super::link::{answer, refused};
-use super::reach::too_late;
+use super::reach::{in_time, too_late};
 use crate::engines::Kind;
 use crate::host::ended;
 use crate::network::Policy;
@@ -23,6 +24,10 @@ use crate::{BoxSpec, EngineError, Homes, Isolation, Layer, Result};
 const MAX_CHUNK: usize = 1 << 20;
 /// How long a guest may take to send the next part.
 const GOES_ON_WITHIN: Duration = Duration::from_secs(120);
+/// How long all parts may take, and how slow the slowest machine sends what its disk may hold, in bytes a second: root in the box may have
+/// left a disk that has no end.
+const PATIENCE: Duration = Duration::from_secs(600);
+const SLOWEST: u64 = 1 << 20;
 
 impl Vm {
     /// Puts the files themselves in the place of the machine's disk in the home of `spec.id`, on which nothing runs. A crash
@@ -60,20 +65,28 @@ impl Vm {
         let failed = || EngineError::io("cannot take the files from the machine's disk");
         let live = self.host.live(&spec.id)?;
         let link = self.link(&live, GOES_ON_WITHIN).await.map_err(failed())?;
-        let mut stream = link.stream(&Order::Archive).await.map_err(failed())?;
+        let stream = in_time(&link, link.stream(&Order::Archive)).await;
+        let mut stream = stream.map_err(failed())?;
         let (sender, receiver) = pipe::pipe().map_err(failed())?;
         let archive = Layer {
             file: receiver.into_blocking_fd().map_err(failed())?.into(),
             offset: 0,
             length: u64::MAX,
         };
+        let pool = &self.host.pool;
+        let disk = std::fs::metadata(pool.machine_disk(&spec.id)).map_err(failed())?;
+        // Its length is for whoever has taken over QEMU to choose.
+        let bytes = spec.limits.disk.max(disk.blocks() * 512);
+        let within = PATIENCE + Duration::from_secs(bytes / SLOWEST);
         let sending = async {
+            let sent = tokio::time::timeout(within, send(&mut stream, sender));
             tokio::select! {
-                sent = send(&mut stream, sender) => sent,
+                sent = sent => sent.unwrap_or_else(|_| Err(endless(within))),
                 _ = ended(&live.process) => Err(io::Error::other("the machine has ended")),
             }
         };
-        let unpacking = self.host.pool.stage_files(&spec.id, spec.uid_base, archive);
+        // What was sent in time has to be unpacked.
+        let unpacking = pool.stage_files(&spec.id, spec.uid_base, archive, within + GOES_ON_WITHIN);
         let (sent, unpacked) = tokio::join!(sending, unpacking);
         // Whoever was sent half of it has less to say about it.
         match (sent, unpacked) {
@@ -82,6 +95,11 @@ impl Vm {
             (Err(error), _) => Err(failed()(error)),
         }
     }
+}
+
+fn endless(within: Duration) -> io::Error {
+    let late = format!("the guest has not sent all of it after {} s", within.as_secs());
+    io::Error::new(io::ErrorKind::TimedOut, late)
 }
 
 /// Returns when everything was sent. The archive is then whole.
@@ -104,7 +122,8 @@ async fn send(stream: &mut Stream, mut to: pipe::Sender) -> io::Result<()> {
             written => written?,
         }
     }
-    match answer(stream).await? {
+    let answer = tokio::time::timeout(GOES_ON_WITHIN, answer(stream)).await;
+    match answer.map_err(|_| too_late())?? {
         Answer::Done => Ok(()),
         other => Err(refused(other)),
     }

@@ -10,6 +10,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::frames::Frames;
+use crate::launch::tellable;
 
 const CHUNK: usize = 32 * 1024;
 /// How long to wait for the guest before the beginning is said again: what was on its way when a machine was saved is lost.
@@ -92,7 +93,7 @@ impl Link {
 pub(crate) fn refused(answer: Answer) -> io::Error {
     io::Error::other(match answer {
         Answer::Failed(reason) => reason,
-        other => format!("the guest answers {other:?}"),
+        other => tellable(&format!("the guest answers {other:?}")),
     })
 }
 
@@ -103,7 +104,12 @@ pub(crate) async fn answer(stream: &mut Stream) -> io::Result<Answer> {
     }
     let mut message = vec![0; length];
     stream.read_exact(&mut message).await?;
-    Ok(serde_json::from_slice(&message)?)
+    match serde_json::from_slice(&message) {
+        Ok(Answer::Failed(reason)) => Ok(Answer::Failed(tellable(&reason))),
+        Ok(answer) => Ok(answer),
+        // It has words of the answer in it.
+        Err(error) => Err(io::Error::other(tellable(&error.to_string()))),
+    }
 }
 
 /// Says the beginning until the guest says the same. What comes before that belongs to nobody.

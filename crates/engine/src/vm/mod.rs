@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -26,7 +26,7 @@ use self::monitor::Monitor;
 use self::qemu::Qemu;
 use self::start::no_engine;
 use crate::engines::Kind;
-use crate::host::{Host, LiveBox};
+use crate::host::{Host, LiveBox, Sought};
 use crate::{
     About, BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result, about, chain,
     guest_binary,
@@ -52,7 +52,7 @@ pub(crate) struct Vm {
     host: Arc<Host>,
     data: PathBuf,
     /// Looked for whenever it is needed, until it is found.
-    qemu: OnceLock<Qemu>,
+    qemu: Arc<Sought<Qemu>>,
     /// Of QEMU's system calls.
     filter: Vec<u8>,
     talks: Mutex<HashMap<Id, Arc<Talk>>>,
@@ -95,30 +95,16 @@ impl Talk {
 impl Vm {
     pub(crate) async fn open(data: &Path, host: Arc<Host>) -> Result<Self> {
         let filter = SystemCallFilter::compile().map_err(EngineError::io("cannot prepare machines"))?;
-        let qemu = OnceLock::new();
-        let at = data.to_owned();
-        // It may have to be tried, which takes its time.
-        if let Ok(Ok(found)) = tokio::task::spawn_blocking(move || Qemu::find(&at)).await {
-            qemu.get_or_init(|| found);
-        }
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
             host,
             data: data.to_owned(),
-            qemu,
+            qemu: Sought::open(data, Qemu::find, Qemu::doubted).await,
             filter: filter.to_bytes(),
             talks: Mutex::default(),
             files: volumes::Servers::new()?,
             booting: Semaphore::new(processors),
         })
-    }
-
-    fn qemu(&self) -> Result<&Qemu, String> {
-        if let Some(qemu) = self.qemu.get() {
-            return Ok(qemu);
-        }
-        let found = Qemu::find(&self.data)?;
-        Ok(self.qemu.get_or_init(|| found))
     }
 
     fn talk(&self, live: &LiveBox) -> Arc<Talk> {
@@ -136,7 +122,7 @@ impl Vm {
 
     /// See [`Qemu::boots`].
     pub(crate) async fn boots(&self) -> Result<()> {
-        let (qemu, data) = (self.usable_qemu()?.clone(), self.data.clone());
+        let (qemu, data) = (self.usable_qemu()?, self.data.clone());
         let guest = self.host.guest.clone();
         let seen = tokio::task::spawn_blocking(move || qemu.boots(&data, &guest)).await;
         let seen = seen.unwrap_or_else(|error| Err(error.to_string()));
@@ -145,7 +131,7 @@ impl Vm {
 
     /// See [`Qemu::is_quick`].
     pub(crate) fn is_quick(&self) -> bool {
-        self.qemu().is_ok_and(Qemu::is_quick)
+        self.qemu.get().is_ok_and(|qemu| qemu.is_quick())
     }
 
     async fn monitor(&self, live: &LiveBox) -> Result<Monitor> {
@@ -218,7 +204,7 @@ impl Kind for Vm {
     }
 
     fn can_run(&self) -> Result<(), String> {
-        self.qemu().map(|_| ())
+        self.qemu.get().map(drop)
     }
 
     fn can_checkpoint(&self) -> Result<(), String> {
@@ -226,7 +212,7 @@ impl Kind for Vm {
     }
 
     fn about(&self) -> About {
-        let (engine, accelerator) = match self.qemu() {
+        let (engine, accelerator) = match self.qemu.get() {
             Ok(qemu) => (qemu.name(), Some(qemu.accelerator())),
             Err(reason) => (format!("none: {reason}"), None),
         };

@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader, Interest};
 use tokio::net::UnixStream;
 
+use crate::launch::tellable;
+
 /// An answer takes a fraction of a millisecond, unless the host is very busy.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Longest line that is read. QEMU is not trusted to keep to any.
@@ -39,7 +41,7 @@ impl Monitor {
         let greeting = tokio::time::timeout(ANSWER_WITHIN, monitor.line()).await??;
         let version = &greeting["QMP"]["version"]["qemu"];
         let [major, minor, micro] = ["major", "minor", "micro"].map(|part| &version[part]);
-        monitor.version = format!("qemu {major}.{minor}.{micro}");
+        monitor.version = tellable(&format!("qemu {major}.{minor}.{micro}"));
         monitor.execute("qmp_capabilities", json!({})).await?;
         Ok(monitor)
     }
@@ -65,6 +67,7 @@ impl Monitor {
                 }
                 if let Some(error) = message.get("error") {
                     let reason = error["desc"].as_str().unwrap_or("no reason is given");
+                    let reason = tellable(reason);
                     return Err(io::Error::other(format!("QEMU refuses {command}: {reason}")));
                 }
                 self.keep(message);
@@ -202,7 +205,7 @@ impl Monitor {
             Err(late) => late.into(),
         };
         let said = self.execute("query-migrate", json!({})).await.unwrap_or_default();
-        let reason = said["error-desc"].as_str().unwrap_or_default();
+        let reason = tellable(said["error-desc"].as_str().unwrap_or_default());
         let told = format!("the machine's state could not be moved: {failure} {reason}");
         Err(io::Error::new(failure.kind(), told))
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::accelerator::{Accelerator, QUICK, Versions, is_emulated, kvm_boot};
+use super::accelerator::{Accelerator, QUICK, Versions, finds_disk, kvm_boot};
 use super::cpio::Archive;
 use crate::guest_binary::GuestBinary;
 use dorm_proto::vm::{INIT, LATER_MODULES, MODULES};
@@ -18,6 +18,8 @@ const CURRENT: &str = "current";
 const UNNAMED: &str = "unnamed";
 const PROGRAM: &str = "qemu-system-x86_64";
 const FIX: &str = "scripts/setup-vm installs it";
+/// How long a trial of KVM that was late is believed: meanwhile machines are emulated, and those that KVM has run do not wake.
+const DOUBTED_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone)]
 pub(crate) struct Qemu {
@@ -27,6 +29,8 @@ pub(crate) struct Qemu {
     pub(crate) machine: String,
     /// How long the processor itself takes to boot the kernel, where it does.
     kvm_boot: Option<Duration>,
+    /// Whether that was not seen, as the trial was late.
+    kvm_late: bool,
     /// The folder of kernels.
     kernels: PathBuf,
     pub(crate) kernel_version: String,
@@ -54,12 +58,20 @@ impl Qemu {
             version,
             machine: newest_machine(&machines).ok_or("QEMU has no machine q35")?,
             kvm_boot: None,
+            kvm_late: false,
             kernels,
             kernel_version,
             program,
         };
-        found.kvm_boot = kvm_boot(data, found.versions(), &found.program, &found.kernel());
+        let seen = kvm_boot(data, found.versions(), &found.program, &found.kernel());
+        found.kvm_late = seen.is_err();
+        found.kvm_boot = seen.unwrap_or_default();
         Ok(found)
+    }
+
+    /// After how long it is to be looked for again, if it is.
+    pub(crate) fn doubted(&self) -> Option<Duration> {
+        self.kvm_late.then_some(DOUBTED_AFTER)
     }
 
     fn versions(&self) -> Versions {
@@ -96,20 +108,14 @@ impl Qemu {
 
     /// Whether a machine has been seen to boot. That QEMU tells its version does not mean that it can run one.
     pub(crate) fn boots(&self, data: &Path, guest: &GuestBinary) -> Result<(), String> {
-        match self.accelerator() {
-            Accelerator::Kvm => Ok(()),
-            Accelerator::Tcg => {
-                let seen = self
-                    .initrd(guest)
-                    .map_err(|error| format!("its first files cannot be made: {error}"))
-                    .and_then(|initrd| {
-                        is_emulated(data, self.versions(), &self.program, &self.kernel(), &initrd)
-                    });
-                seen.map_err(|reason| {
-                    format!("{} does not work here: {reason}; {FIX}", self.program.display())
-                })
-            }
-        }
+        let seen = self
+            .initrd(guest)
+            .map_err(|error| format!("its first files cannot be made: {error}"))
+            .and_then(|initrd| {
+                let (by, program, kernel) = (self.versions(), &self.program, self.kernel());
+                finds_disk(data, by, program, &kernel, &initrd, self.accelerator())
+            });
+        seen.map_err(|reason| format!("{} does not work here: {reason}; {FIX}", self.program.display()))
     }
 
     pub(crate) fn accelerator(&self) -> Accelerator {
@@ -224,6 +230,7 @@ mod tests {
             version: version.to_owned(),
             machine: "pc-q35-7.2".to_owned(),
             kvm_boot,
+            kvm_late: false,
             kernels: kernels.to_owned(),
             kernel_version: "6.1".to_owned(),
         }

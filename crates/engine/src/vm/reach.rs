@@ -52,6 +52,11 @@ async fn done_within<T>(
 impl Vm {
     /// The conversation with the guest; a new one where the last is over.
     pub(super) async fn link(&self, live: &LiveBox, within: Duration) -> io::Result<Arc<Link>> {
+        let linked = tokio::time::timeout(within, self.link_whenever(live)).await;
+        linked.unwrap_or_else(|_| Err(too_late()))
+    }
+
+    async fn link_whenever(&self, live: &LiveBox) -> io::Result<Arc<Link>> {
         let talk = self.talk(live);
         let mut link = talk.link.lock().await;
         if let Some(link) = link.as_ref().filter(|link| !link.is_over()) {
@@ -60,8 +65,7 @@ impl Vm {
         // The port has room for one daemon at a time.
         *link = None;
         let stream = self.socket(live, command::GUEST_SOCKET).await?;
-        let begun = tokio::time::timeout(within, Link::begin(stream)).await;
-        let begun = Arc::new(begun.map_err(|_| too_late())??);
+        let begun = Arc::new(Link::begin(stream).await?);
         *link = Some(Arc::clone(&begun));
         Ok(begun)
     }
@@ -97,7 +101,7 @@ impl Vm {
                 id: live.id.clone(),
                 port,
             }),
-            other => Err(failed()(io::Error::other(format!("{other:?}")))),
+            other => Err(failed()(link::refused(other))),
         }
     }
 
@@ -115,7 +119,7 @@ impl Vm {
         let answer = in_time(&link, link.order(&Order::Listening)).await;
         match answer.map_err(failed())? {
             Answer::Listening(tables) => Ok(listening_in(&tables)),
-            other => Err(failed()(io::Error::other(format!("{other:?}")))),
+            other => Err(failed()(link::refused(other))),
         }
     }
 

@@ -1,6 +1,8 @@
 //! Bringing up a machine, from its disk or from a state that was saved.
 
 use std::io;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dorm_proto::vm::Order;
@@ -14,7 +16,7 @@ use super::qemu::Qemu;
 use super::reach::{now_ms, too_late};
 use crate::host::{LiveBox, ended, failed, netns_of, random_hex, record_of};
 use crate::launch::machine::{MEMORY, Machine};
-use crate::launch::{self, Job, Launcher, Volume, complaint};
+use crate::launch::{self, Job, Launcher, Volume, complaint, tellable};
 use crate::packet::PacketSocket;
 use crate::{BoxRecord, BoxSpec, EngineError, Isolation, Result};
 
@@ -22,7 +24,9 @@ use crate::{BoxRecord, BoxSpec, EngineError, Isolation, Result};
 const LAUNCHED_WITHIN: Duration = Duration::from_secs(30);
 /// How long a guest may take to answer. In emulation, on a host with many other machines, a kernel takes its time; that it fails is noticed at once.
 const READY_WITHIN: Duration = Duration::from_secs(300);
-/// How long one that answers may take to mount its disk and to settle in.
+/// How long it holds its turn meanwhile. It mounts its disk before it answers, and what root in the box left there may hold it up.
+const TURN: Duration = Duration::from_secs(60);
+/// How long one that answers may take to settle in.
 const SETTLED_WITHIN: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(2);
 /// What QEMU takes beside the machine's memory: code translated at run time, mostly.
@@ -30,8 +34,6 @@ const OWN_MEMORY: u64 = 320 << 20;
 /// QEMU's threads, those that wait for the disk included, and those of the file server.
 const OWN_THREADS: u32 = 256 + 16;
 const LEAST_MEMORY: u64 = 128 << 20;
-/// Characters of a console that are told.
-const LONGEST_LINE: usize = 256;
 
 impl Vm {
     pub(super) async fn start_machine(&self, spec: &BoxSpec) -> Result<(LiveBox, BoxRecord)> {
@@ -49,7 +51,7 @@ impl Vm {
         let pool = &self.host.pool;
         pool.renew_machine_memory(&spec.id, hardware.memory).await?;
         let guest = &self.host.guest.hash;
-        let launched = self.launch(spec, qemu, &hardware, guest, false).await?;
+        let launched = self.launch(spec, &qemu, &hardware, guest, false).await?;
         let order = Order::Boot {
             config: Box::new(spec.boot.clone()),
             network: self.host.network.of_machine(spec.slot)?,
@@ -59,9 +61,14 @@ impl Vm {
         };
         self.serve_volumes(&launched.live);
         let booted = async {
-            let link = self.link(&launched.live, READY_WITHIN).await?;
-            // The kernel is up. What comes now is held up by what root in the box left on its disk, and by nobody else's turn.
+            let mut linked = pin!(self.link(&launched.live, READY_WITHIN));
+            let soon = tokio::time::timeout(TURN, &mut linked).await;
+            // What is waited for from now on is this box's affair alone.
             drop(turn);
+            let link = match soon {
+                Ok(link) => link?,
+                Err(_) => linked.await?,
+            };
             let done = tokio::time::timeout(SETTLED_WITHIN, link.have_done(&order)).await;
             done.map_err(|_| too_late())?
         };
@@ -78,8 +85,8 @@ impl Vm {
         }
     }
 
-    pub(super) fn usable_qemu(&self) -> Result<&Qemu> {
-        self.qemu().map_err(no_engine)
+    pub(super) fn usable_qemu(&self) -> Result<Arc<Qemu>> {
+        self.qemu.get().map_err(no_engine)
     }
 
     /// Starts QEMU on the disk and the memory of the home. `guest` is the hash of the guest that runs there, or will.
@@ -203,15 +210,8 @@ impl Vm {
         let console = tokio::time::timeout(Duration::from_secs(2), console).await;
         let last = console.ok().flatten().unwrap_or_default();
         match last.lines().next_back() {
-            Some(line) => {
-                // The box may have written it.
-                let line: String = line
-                    .chars()
-                    .filter(|c| !c.is_control())
-                    .take(LONGEST_LINE)
-                    .collect();
-                format!("{error}; its console says last: {line}")
-            }
+            // The box may have written it.
+            Some(line) => format!("{error}; its console says last: {}", tellable(line)),
             None => error.to_string(),
         }
     }

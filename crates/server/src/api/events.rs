@@ -46,6 +46,13 @@ struct EventsQuery {
     after: Option<i64>,
 }
 
+impl EventsQuery {
+    /// How many of those that are past are read. A stream of none of them begins after the newest.
+    fn most(&self) -> u32 {
+        self.limit.unwrap_or(100).clamp(1, 1000)
+    }
+}
+
 /// What happened to all agents, newest first, or as a stream
 #[utoipa::path(get, path = "/v1/events", tag = "events", params(EventsQuery),
     responses((status = 200, body = Vec<Event>)))]
@@ -55,8 +62,7 @@ async fn of_all(
     Query(query): Query<EventsQuery>,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
-    let limit = query.limit.unwrap_or(100).min(1000);
-    let newest = state.store.newest_events(&workspace, limit).await?;
+    let newest = state.store.newest_events(&workspace, query.most()).await?;
     answer(state, workspace, None, newest, &query, &headers)
 }
 
@@ -72,8 +78,7 @@ async fn of_one(
     headers: HeaderMap,
 ) -> ApiResult<Response> {
     let agent = state.registry.get(&workspace, &agent)?;
-    let limit = query.limit.unwrap_or(100).min(1000);
-    let newest = state.store.events(&agent.profile.id, limit).await?;
+    let newest = state.store.events(&agent.profile.id, query.most()).await?;
     let id = agent.profile.id.clone();
     answer(state, workspace, Some(id), newest, &query, &headers)
 }
@@ -88,15 +93,24 @@ fn answer(
 ) -> ApiResult<Response> {
     let text = |name: http::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let streams = text(ACCEPT).is_some_and(|accept| accept.contains("text/event-stream"));
+    let asked = query.limit.map_or(usize::MAX, |limit| limit as usize);
     if !query.follow && !streams {
-        let events: Vec<_> = newest.into_iter().map(|event| on_wire(&state, event)).collect();
+        let events: Vec<_> = newest
+            .into_iter()
+            .take(asked)
+            .map(|event| on_wire(&state, event))
+            .collect();
         return Ok(Json(events).into_response());
     }
     let last_seen = text(http::HeaderName::from_static("last-event-id")).and_then(|id| id.parse().ok());
     let after = query
         .after
         .or(last_seen)
-        .unwrap_or_else(|| newest.last().map_or(0, |oldest| oldest.seq - 1));
+        .unwrap_or_else(|| match (asked, newest.last()) {
+            (_, None) => 0,
+            (0, Some(newest)) => newest.seq,
+            (_, Some(oldest)) => oldest.seq - 1,
+        });
     let following = Following {
         recorded: state.registry.recorded(),
         state,

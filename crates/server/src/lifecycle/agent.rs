@@ -61,6 +61,8 @@ struct Memory {
     setback: Option<Note>,
     work: Option<Note>,
     isolation: Isolation,
+    /// A box of an earlier daemon's that could not be looked at. It may go on.
+    unseen: Option<Box<BoxRecord>>,
 }
 
 /// An image could not be made.
@@ -195,10 +197,18 @@ impl Agent {
 
     /// Returns at once if it runs. A failed agent is tried again.
     pub async fn ensure_running(self: &Arc<Self>) -> Result<(), Trouble> {
-        if self.state() == State::Running {
-            return Ok(());
+        match self.state() {
+            State::Running => Ok(()),
+            // It may be held still for a snapshot, which goes to the disk for a while after that.
+            State::Freezing => {
+                let mut published = self.subscribe();
+                tokio::select! {
+                    answer = self.ask(Request::EnsureRunning) => answer,
+                    Ok(_) = published.wait_for(|published| published.status.state == State::Running) => Ok(()),
+                }
+            }
+            _ => self.ask(Request::EnsureRunning).await,
         }
-        self.ask(Request::EnsureRunning).await
     }
 
     /// Returns when nothing of the box is left. An ephemeral agent is then gone.
@@ -296,6 +306,14 @@ impl Agent {
         }
     }
 
+    pub(super) fn unseen_box(&self) -> Option<BoxRecord> {
+        self.memory().unseen.as_deref().cloned()
+    }
+
+    pub(super) fn set_unseen_box(&self, record: Option<BoxRecord>) {
+        self.memory().unseen = record.map(Box::new);
+    }
+
     /// Whether its memory could not be saved and nothing has changed since.
     pub fn is_unsavable(&self) -> bool {
         match self.memory().unsavable {
@@ -368,7 +386,7 @@ impl Agent {
     }
 
     pub(super) fn note_work(&self, what: String) {
-        self.memory().work = Some(Note { time: now(), what });
+        self.memory().work = Some(Note::now(what));
     }
 
     /// What last went wrong with putting its memory to disk or bringing it back.
@@ -378,7 +396,7 @@ impl Agent {
 
     /// Where it cannot be recorded, it is known until the daemon ends.
     pub(super) async fn note_setback(&self, what: String) {
-        let setback = Note { time: now(), what };
+        let setback = Note::now(what);
         self.memory().setback = Some(setback.clone());
         if let Err(error) = self.ctx.store.set_setback(&self.profile.id, &setback).await {
             tracing::warn!(agent = %self.profile.name, %error, "a setback could not be recorded");

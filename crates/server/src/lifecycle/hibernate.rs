@@ -15,8 +15,8 @@ use super::{Agent, Trouble, images, standby};
 use crate::faults::Point;
 use crate::records::{ImageRecord, now};
 
-/// How long a disk that is full is left alone.
-const ROOM: Duration = Duration::from_secs(60);
+/// How long what is wrong with this machine, such as a disk that is full, has to pass.
+const PASSES_WITHIN: Duration = Duration::from_secs(60);
 
 pub(super) async fn hibernate(agent: &Arc<Agent>, from: Rest) -> Result<(), Setback> {
     let ctx = &agent.ctx;
@@ -53,7 +53,14 @@ pub(super) async fn make_durable(agent: &Arc<Agent>) -> Result<(), Setback> {
         catch_up(agent).await?;
         keep(agent).await
     };
-    kept.await.map_err(|trouble| Setback::at(Rest::Standby, trouble))
+    match kept.await {
+        Ok(()) => Ok(()),
+        // It may have gone on for a moment.
+        Err(trouble) => match agent.ctx.engine.freeze(&agent.profile.id).await {
+            Ok(()) => Err(Setback::at(Rest::Standby, trouble)),
+            Err(_) => Err(standby::thawed_again(agent, trouble).await),
+        },
+    }
 }
 
 /// Freezes the box and writes its memory, with the generation of the home at the same instant.
@@ -62,9 +69,9 @@ async fn keep(agent: &Arc<Agent>) -> Result<(), Trouble> {
     if let Err(trouble) = &kept {
         let what = format!("its memory could not be saved: {}", trouble.in_full());
         agent.note_setback(what).await;
-        agent.set_unsavable(match trouble.is_no_space() {
-            true => Unsavable::Until(Instant::now() + ROOM),
-            false => Unsavable::AsItIs,
+        agent.set_unsavable(match trouble.is_about_memory() {
+            true => Unsavable::AsItIs,
+            false => Unsavable::Until(Instant::now() + PASSES_WITHIN),
         });
     }
     kept

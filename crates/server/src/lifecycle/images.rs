@@ -88,13 +88,15 @@ pub(super) async fn size(agent: &Agent, image: &Id) -> io::Result<Option<u64>> {
 /// Bytes of all the memory that an agent has on disk: its own image, those of its snapshots, and what was set aside. Files that several of them
 /// have count once, and those that go meanwhile do not.
 pub(super) async fn held(agent: &Agent) -> u64 {
-    let images = entries(&folder(&agent.ctx, &agent.profile.id)).await;
-    match (&images[..], agent.image()) {
-        ([], _) => return 0,
-        ([(name, _)], Some(own)) if name == own.id.as_str() => return own.size,
-        _ => {}
-    }
+    let (folder, own) = (folder(&agent.ctx, &agent.profile.id), agent.image());
+    // All of it in one turn of one thread, as a list asks it of every agent there is.
     let counted = tokio::task::spawn_blocking(move || {
+        let images = list(&folder);
+        match (&images[..], own) {
+            ([], _) => return 0,
+            ([(name, _)], Some(own)) if name == own.id.as_str() => return own.size,
+            _ => {}
+        }
         let folders = images
             .iter()
             .filter_map(|(_, image)| std::fs::read_dir(image).ok());
@@ -219,12 +221,13 @@ pub(super) async fn sweep(
 }
 
 async fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
-    let mut found = Vec::new();
-    let Ok(mut reading) = tokio::fs::read_dir(folder).await else {
-        return found;
-    };
-    while let Ok(Some(entry)) = reading.next_entry().await {
-        found.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
-    }
-    found
+    let folder = folder.to_owned();
+    let found = tokio::task::spawn_blocking(move || list(&folder));
+    found.await.unwrap_or_default()
+}
+
+fn list(folder: &Path) -> Vec<(String, PathBuf)> {
+    let found = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let named = found.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()));
+    named.collect()
 }

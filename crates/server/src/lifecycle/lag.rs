@@ -40,9 +40,7 @@ pub(super) struct Late {
 /// What has become of the memory image.
 pub(super) enum LateImage {
     Kept,
-    /// The memory has gone on.
-    Stale,
-    /// It is stale, and of no use to anyone.
+    /// The memory has gone on, and it is of no use to anyone.
     Useless(Id),
 }
 
@@ -56,7 +54,6 @@ impl Late {
             box_record: self.box_record.as_ref().map_or(BoxChange::Keep, BoxChange::Set),
             image: match self.image {
                 LateImage::Kept => ImageChange::Keep,
-                LateImage::Stale => ImageChange::Stale,
                 LateImage::Useless(_) => ImageChange::Clear,
             },
         }
@@ -68,9 +65,8 @@ impl Late {
             from: self.from,
             box_record: next.box_record.or(self.box_record),
             image: match (self.image, next.image) {
-                (LateImage::Kept, image) | (image, LateImage::Kept) => image,
-                (useless @ LateImage::Useless(_), _) | (_, useless @ LateImage::Useless(_)) => useless,
-                (LateImage::Stale, LateImage::Stale) => LateImage::Stale,
+                (LateImage::Kept, image) => image,
+                (useless @ LateImage::Useless(_), _) => useless,
             },
             ..next
         }
@@ -110,12 +106,13 @@ pub(super) fn record_awake_later(
     millis: i64,
     record: &BoxRecord,
 ) {
+    let image = agent.set_image(None);
     let late = Late {
         from,
         to: to.clone(),
         millis,
         box_record: Some(record.clone()),
-        image: LateImage::Stale,
+        image: image.map_or(LateImage::Kept, |image| LateImage::Useless(image.id)),
     };
     record_later(agent, late);
 }
@@ -134,11 +131,16 @@ pub(super) async fn catch_up(agent: &Arc<Agent>) -> Result<(), StoreError> {
         if let Err(fault) = agent.ctx.faults.reach(point).await {
             tracing::warn!(agent = %agent.profile.name, %fault, "a change of state is recorded");
         }
-        match (recorded, &late.image) {
-            (Ok(()), LateImage::Useless(image)) => images::discard(agent, image).await,
+        // Recorded or not: whoever finds the old record must not find the old memory. By it alone is a box known that has no record.
+        if let LateImage::Useless(image) = &late.image
+            && (recorded.is_ok() || late.box_record.is_none())
+        {
+            images::discard(agent, image).await;
+        }
+        match recorded {
             // An agent that is gone needs no record.
-            (Ok(()), LateImage::Kept | LateImage::Stale) | (Err(StoreError::NotFound { .. }), _) => {}
-            (Err(error), _) => {
+            Ok(()) | Err(StoreError::NotFound { .. }) => {}
+            Err(error) => {
                 tracing::error!(agent = %agent.profile.name, %error, "a change of state could not be recorded yet");
                 agent.lag.put_back(late);
                 return Err(error);

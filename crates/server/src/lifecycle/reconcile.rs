@@ -281,9 +281,13 @@ async fn settle(ctx: &Arc<Context>, found: &Found, mut record: AgentRecord) {
 
 async fn adopt(agent: &Arc<Agent>, record: BoxRecord, then: Then, gone: Gone) -> Result<(), Trouble> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
-    let adopted = ctx.engine.adopt(&agent.box_spec(), &record).await;
-    if !adopted.map_err(Trouble::engine("be adopted"))? {
-        return without_box(agent, gone).await;
+    match ctx.engine.adopt(&agent.box_spec(), &record).await {
+        Ok(true) => {}
+        Ok(false) => return without_box(agent, gone).await,
+        Err(error) => {
+            unseen(agent, record, &Trouble::engine("be adopted")(error));
+            return Ok(());
+        }
     }
     let generation = agent.publish_box(agent.published().status, record);
     match then {
@@ -316,17 +320,32 @@ async fn adopt(agent: &Arc<Agent>, record: BoxRecord, then: Then, gone: Gone) ->
             }
         }
         Then::FinishHibernation => {
+            // Frozen already, unless the daemon died before it came to that.
+            let from = match ctx.engine.freeze(id).await {
+                Ok(()) => Rest::Standby,
+                Err(_) => Rest::Running,
+            };
             watcher::spawn(agent, generation);
             let why = agent.published().status.reason;
-            driver::resume(agent, Transition::Hibernate { why }, Rest::Standby);
+            driver::resume(agent, Transition::Hibernate { why }, from);
             Ok(())
         }
+        // It was to be rolled back, and goes with its box.
+        Then::FinishStop if agent.profile.lifetime == Lifetime::Ephemeral => without_box(agent, gone).await,
         Then::FinishStop => {
             let grace = ctx.stop_grace;
             driver::resume(agent, Transition::Stop { grace }, Rest::Standby);
             Ok(())
         }
     }
+}
+
+/// Nothing is known of the box, which may go on: the record stays, for the next start or the next daemon to look again.
+fn unseen(agent: &Arc<Agent>, record: BoxRecord, trouble: &Trouble) {
+    let reason = format!("{}; its box is left as it is", trouble.in_full());
+    tracing::error!(agent = %agent.profile.name, %reason, "an agent could not be put in order");
+    agent.set_unseen_box(Some(record));
+    agent.publish(Status::now(State::Failed, reason));
 }
 
 /// A box that is back has gone on, so that its image is of no use any more: it is kept, or its memory is lost.
@@ -353,13 +372,17 @@ async fn recover(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {
         to: &status,
         millis: None,
         box_record: BoxChange::Set(&record),
-        image: ImageChange::Stale,
+        image: ImageChange::Clear,
     };
-    let recorded = ctx.record(&change).await;
-    agent.now_differs_from_image();
-    if let Err(error) = recorded {
-        tracing::error!(agent = %agent.profile.name, %error, "is awake, which could not be recorded");
-        record_awake_later(agent, change.from, &status, 0, &record);
+    match ctx.record(&change).await {
+        Ok(()) => {
+            agent.set_image(None);
+            images::discard_of(ctx, &agent.profile.id, &image.id).await;
+        }
+        Err(error) => {
+            tracing::error!(agent = %agent.profile.name, %error, "is awake, which could not be recorded");
+            record_awake_later(agent, change.from, &status, 0, &record);
+        }
     }
     let generation = agent.publish_box(status, record);
     watcher::spawn(agent, generation);

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dorm_engine::{EngineError, Id};
+use dorm_engine::Id;
 
 use super::decide::{Request, Rest};
 use super::standby::as_before;
@@ -65,7 +65,7 @@ pub(super) async fn keep_present(
     let label = format!("before the rollback to {snapshot}");
     let kept = match snapshot::take_the_last(agent, from, before, &label, SnapshotKind::Full).await {
         // Better its files than nothing.
-        Err(trouble) if is_about_memory(&trouble) => {
+        Err(trouble) if trouble.is_about_memory() => {
             let why = trouble.in_full();
             let what = format!("what was in its memory before the rollback is lost: {why}");
             agent.note_setback(what).await;
@@ -76,19 +76,6 @@ pub(super) async fn keep_present(
     match kept {
         Ok(()) => Ok(()),
         Err(trouble) => Err(as_before(agent, from, trouble).await),
-    }
-}
-
-fn is_about_memory(trouble: &Trouble) -> bool {
-    match trouble {
-        Trouble::NoImages(_) => true,
-        Trouble::Engine { source, .. } => {
-            matches!(
-                **source,
-                EngineError::CannotCheckpoint(_) | EngineError::BadImage(_)
-            )
-        }
-        _ => false,
     }
 }
 
@@ -170,29 +157,26 @@ async fn exchange(agent: &Arc<Agent>, snapshot: &Id, memory: Option<&Staged>) ->
     let stopped = ctx.engine.stop(id, Duration::ZERO).await;
     stopped.map_err(Trouble::engine(VERB))?;
     ctx.faults.reach(Point::RollBackBoxGone).await?;
-    ctx.homes.exchange(id).await.map_err(Trouble::engine(VERB))?;
+    let exchanged = ctx.homes.exchange(id).await;
+    let generation = exchanged.map_err(Trouble::engine(VERB))?;
     ctx.faults.reach(Point::RollBackHomeBack).await?;
-    let image = match memory {
-        Some(memory) => Some(adopted(agent, memory).await?),
-        None => None,
-    };
+    let image = memory.map(|memory| adopted(memory, generation));
     ctx.store.move_to_snapshot(id, snapshot, image.as_ref()).await?;
     agent.set_image(image);
     ctx.faults.reach(Point::RollBackMoved).await?;
     Ok(())
 }
 
-/// The image as the agent's own, valid with the home of this moment.
-async fn adopted(agent: &Arc<Agent>, memory: &Staged) -> Result<ImageRecord, Trouble> {
-    let generation = agent.ctx.homes.generation(&agent.profile.id).await;
-    Ok(ImageRecord {
+/// The image as the agent's own, valid with the home of this generation.
+fn adopted(memory: &Staged, generation: u64) -> ImageRecord {
+    ImageRecord {
         id: memory.id.clone(),
-        generation: generation.map_err(Trouble::engine(VERB))?,
+        generation,
         size: memory.size,
         made: now(),
         current: true,
         // It may be of a time before the agent was told who it is, and must not draw the same random numbers again.
         foreign: true,
         cpu_usec: None,
-    })
+    }
 }

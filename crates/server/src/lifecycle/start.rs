@@ -40,6 +40,9 @@ async fn bring_up_or_not(agent: &Arc<Agent>, from: Rest) -> Result<Up, Trouble> 
     if let Some(damage) = &agent.profile.damage {
         return Err(Trouble::Damaged(format!("its record is damaged: {damage}")));
     }
+    if let Some(up) = seen_again(agent).await? {
+        return Ok(up);
+    }
     if from == Rest::Failed {
         // A stop may have failed half-way.
         ctx.engine.sweep(id).await.map_err(Trouble::engine("start"))?;
@@ -59,6 +62,23 @@ async fn bring_up_or_not(agent: &Arc<Agent>, from: Rest) -> Result<Up, Trouble> 
         return Err(fault.into());
     }
     Ok(up)
+}
+
+/// The box of an earlier daemon, if it could not be looked at and can be now.
+async fn seen_again(agent: &Arc<Agent>) -> Result<Option<Up>, Trouble> {
+    let (engine, id) = (&agent.ctx.engine, &agent.profile.id);
+    let Some(record) = agent.unseen_box() else {
+        return Ok(None);
+    };
+    let failed = || Trouble::engine("be adopted");
+    let there = engine.adopt(&agent.box_spec(), &record).await.map_err(failed())?;
+    agent.set_unseen_box(None);
+    if !there {
+        return Ok(None);
+    }
+    engine.thaw(id).await.map_err(failed())?;
+    let how = "found again, and went on".to_owned();
+    Ok(Some(Up { record, how }))
 }
 
 async fn from_files(agent: &Arc<Agent>) -> Result<BoxRecord, Trouble> {
@@ -158,7 +178,7 @@ async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, U
     let reached = ctx.faults.reach(Point::WakeRestored).await;
     reached.map_err(Unrestored::Broken)?;
     if image.foreign {
-        introduce(agent, &boot).await.map_err(Unrestored::Never)?;
+        introduce(agent, &boot).await.map_err(not_now)?;
     }
     Ok(record)
 }

@@ -3,16 +3,31 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dorm_engine::EngineError;
+
 use super::decide::Rest;
+use super::transition::Setback;
 use super::{Agent, Trouble};
 use crate::faults::Point;
 
-pub(super) async fn stop(agent: &Arc<Agent>, from: Rest, grace: Duration) -> Result<(), Trouble> {
+const UNWRITTEN: &str = "have what it wrote put to disk";
+
+pub(super) async fn stop(agent: &Arc<Agent>, from: Rest, grace: Duration) -> Result<(), Setback> {
     let ctx = &agent.ctx;
-    ctx.faults.reach(Point::StopRecorded).await?;
+    ctx.faults
+        .reach(Point::StopRecorded)
+        .await
+        .map_err(Trouble::from)?;
     end_box(agent, from, grace, "stop").await?;
-    ctx.faults.reach(Point::StopBoxGone).await?;
-    Ok(())
+    ctx.faults
+        .reach(Point::StopBoxGone)
+        .await
+        .map_err(Trouble::from)?;
+    // Its files are all that is left of it, and whoever is told so may turn the machine off.
+    match ctx.homes.generation(&agent.profile.id).await {
+        Ok(_) | Err(EngineError::NoHome(_)) => Ok(()),
+        Err(error) => Err(Setback::at(Rest::Stopped, Trouble::engine(UNWRITTEN)(error))),
+    }
 }
 
 /// Nothing is left of the box when this returns.

@@ -238,9 +238,8 @@ async fn work(agent: &Arc<Agent>, transition: &Transition, from: Rest) -> Result
 /// What the end of a transition means for the image, in the record and for the one who holds it.
 fn image_change(transition: &Transition, rest: Rest) -> ImageChange {
     match (Work::of(transition), rest) {
-        // Kept for a while: pages of it may be read until the box has them all.
-        (Work::BringUp, Rest::Running) => ImageChange::Stale,
         (Work::Hibernate, Rest::Running) => ImageChange::Stale,
+        (Work::BringUp, Rest::Running) => ImageChange::Clear,
         (Work::Stop | Work::RollBack | Work::Convert, Rest::Stopped) => ImageChange::Clear,
         (
             Work::BringUp
@@ -292,7 +291,7 @@ async fn come_to_rest(
     };
     let recorded = agent.ctx.record(&change).await;
     if recorded.is_ok() {
-        forget_image(agent, image).await;
+        forget_image(agent, image, rest).await;
     }
     match (done, recorded) {
         (Ok(Made::Box(up)), Ok(())) => {
@@ -330,7 +329,6 @@ async fn come_to_rest(
         }
         // Its memory is nowhere but in the box now, and the next daemon finds a box that was waking.
         (Ok(Made::Box(up)), Err(error)) if agent.current_image().is_some() => {
-            agent.now_differs_from_image();
             let trouble = Trouble::from(error);
             tracing::error!(agent = %agent.profile.name, reason = %trouble.in_full(), "is awake, which could not be recorded");
             record_awake_later(agent, during(transition), &status, millis, &up.record);
@@ -352,11 +350,21 @@ async fn come_to_rest(
     }
 }
 
-async fn forget_image(agent: &Arc<Agent>, change: ImageChange) {
-    match change {
-        ImageChange::Keep => {}
-        ImageChange::Stale => agent.now_differs_from_image(),
-        ImageChange::Clear => images::give_up(agent).await,
+async fn forget_image(agent: &Arc<Agent>, change: ImageChange, rest: Rest) {
+    match (change, rest) {
+        (ImageChange::Keep, _) => {}
+        (ImageChange::Stale, _) => agent.now_differs_from_image(),
+        // All of it is in the box, which holds nothing for it any more. Nobody waits for what is left on the disk.
+        (ImageChange::Clear, Rest::Running) => {
+            if let Some(image) = agent.set_image(None) {
+                let (ctx, id) = (agent.ctx.clone(), agent.profile.id.clone());
+                let discarded = async move { images::discard_of(&ctx, &id, &image.id).await };
+                agent.ctx.tasks.spawn(discarded);
+            }
+        }
+        (ImageChange::Clear, Rest::Stopped | Rest::Standby | Rest::Hibernated | Rest::Failed) => {
+            images::give_up(agent).await;
+        }
     }
 }
 

@@ -80,6 +80,20 @@ impl Trouble {
         }
     }
 
+    /// Whether it is the memory itself that cannot be saved, or brought back, and not this machine that could not do it now.
+    pub(super) fn is_about_memory(&self) -> bool {
+        match self {
+            Self::NoImages(_) => true,
+            Self::Engine { source, .. } => {
+                matches!(
+                    **source,
+                    EngineError::CannotCheckpoint(_) | EngineError::BadImage(_)
+                )
+            }
+            _ => false,
+        }
+    }
+
     /// With all its causes, for the record and for people.
     pub fn in_full(&self) -> String {
         in_full(self)

@@ -21,7 +21,7 @@ use super::registry::Context;
 use crate::config::Standby;
 use crate::records::State;
 use law::{Step, Times, View};
-use pressure::{Frozen, ReadGauge};
+use pressure::{Frozen, Leave, ReadGauge};
 
 pub mod law;
 mod look;
@@ -245,13 +245,20 @@ impl Watcher {
             .entries
             .iter()
             .filter(|(_, entry)| entry.state == State::Standby);
+        let now = Instant::now();
         let boxes = frozen.filter_map(|(id, entry)| {
             let agent = entry.agent.upgrade()?;
             let view = agent.view();
-            (view.saved || view.savable).then(|| Frozen {
+            let held = view.held_until.is_some_and(|until| until > now) || agent.sleep().keep_awake;
+            Some(Frozen {
                 id: id.clone(),
                 since: entry.frozen_since,
                 memory: entry.memory,
+                leave: match (view.saved || view.savable, held) {
+                    (false, _) => Leave::Never,
+                    (true, true) => Leave::IfNeedBe,
+                    (true, false) => Leave::Gladly,
+                },
             })
         });
         let out = pressure::evict(boxes.collect(), self.settings.memory, gauge);

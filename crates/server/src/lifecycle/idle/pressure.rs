@@ -1,5 +1,5 @@
 //! Standby boxes are a cache: they may hold so much memory, and give it back when the host is short of it.
-//! The longest asleep goes first. Between the mark at which this begins and the one at which it ends
+//! The longest asleep goes first, and who is held or to be kept awake only when nobody else is left. Between the mark at which this begins and the one at which it ends
 //! lies some room, so that not every box that comes to standby drives another out.
 
 use dorm_engine::Id;
@@ -51,6 +51,17 @@ pub struct Frozen {
     pub id: Id,
     pub since: Instant,
     pub memory: u64,
+    pub leave: Leave,
+}
+
+/// Whether a box may go to disk, the first to go first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Leave {
+    Gladly,
+    /// It is held, or to be kept awake.
+    IfNeedBe,
+    /// Its memory cannot be saved. What it holds counts all the same.
+    Never,
 }
 
 /// Parts of the host's memory: below the first something must go, until the second is reached.
@@ -75,7 +86,8 @@ pub fn evict(mut boxes: Vec<Frozen>, budget: Budget, gauge: Gauge) -> Vec<Id> {
     if available < total * SHORT {
         goal.1 = total * ENOUGH;
     }
-    boxes.sort_by_key(|one| one.since);
+    boxes.retain(|one| one.leave != Leave::Never);
+    boxes.sort_by_key(|one| (one.leave, one.since));
     let mut out = Vec::new();
     for one in boxes {
         if held <= goal.0 && available >= goal.1 {
@@ -102,6 +114,7 @@ mod tests {
             id: Id::random(),
             since: now - Duration::from_secs(index as u64),
             memory: *memory,
+            leave: Leave::Gladly,
         };
         memory.iter().enumerate().map(one).collect()
     }
@@ -135,6 +148,20 @@ mod tests {
         let boxes = boxes(&[3 * GIB; 6]);
         let expected: Vec<_> = [5, 4].map(|index: usize| boxes[index].id.clone()).into();
         assert_eq!(evict(boxes, Budget::Percent(50.0), gauge(4)), expected);
+    }
+
+    #[test]
+    fn who_is_held_goes_last_and_who_cannot_be_saved_stays_but_counts() {
+        let mut boxes = boxes(&[10 * GIB; 6]);
+        (boxes[5].leave, boxes[4].leave) = (Leave::Never, Leave::IfNeedBe);
+        let ids: Vec<Id> = boxes.iter().map(|one| one.id.clone()).collect();
+        let out = |budget| evict(boxes.clone(), Budget::Bytes(budget * GIB), gauge(30));
+        assert_eq!(
+            out(50),
+            [ids[3].clone(), ids[2].clone()],
+            "beyond 50 with all six"
+        );
+        assert_eq!(out(0), [3, 2, 1, 0, 4].map(|index: usize| ids[index].clone()));
     }
 
     #[test]

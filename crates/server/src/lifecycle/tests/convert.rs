@@ -3,6 +3,7 @@
 use dorm_engine::{EngineError, Isolation, VolumeMount};
 
 use super::{World, reaches};
+use crate::guest_client::fake::FakeGuests;
 use crate::lifecycle::{Trouble, decide::Refusal};
 use crate::records::{Lifetime, SnapshotKind, State};
 
@@ -114,6 +115,7 @@ async fn an_ephemeral_agent_is_refused_and_left_alone_and_one_with_volumes_is_no
 #[tokio::test]
 async fn memory_of_another_isolation_is_refused_and_files_are_not() {
     let world = World::new().await;
+    let _guests = FakeGuests::answering(&world.engine, |_| None);
     let agent = world.running("one").await;
     world.homes.write(&agent.profile.id, "old");
     let full = agent.snapshot("full", SnapshotKind::Full).await.unwrap();

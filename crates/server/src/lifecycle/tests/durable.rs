@@ -176,6 +176,66 @@ async fn what_could_not_be_recorded_time_and_again_is_recorded_as_what_became_of
 }
 
 #[tokio::test]
+async fn a_memory_that_went_on_does_not_come_back_old_although_nothing_could_be_recorded() {
+    let mut world = World::new().await;
+    let agent = durable(&world, "old").await;
+    world.store.fail_changes_to(Some(State::Running));
+    agent.ensure_running().await.unwrap();
+    lag::catch_up(&agent).await.unwrap_err();
+    world.engine.remember(&agent.profile.id, "new");
+    world.engine.reboot();
+    world.restart().await;
+    world.store.fail_changes_to(None);
+    let agent = world.get("one").unwrap();
+    assert!(agent.setback().is_some(), "it is told");
+    agent.ensure_running().await.unwrap();
+    assert_remembers(&world, &agent, "");
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn an_image_that_was_brought_back_takes_no_room() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    agent.hibernate("asked").await.unwrap();
+    agent.ensure_running().await.unwrap();
+    assert_eq!(agent.image(), None);
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_box_that_nobody_could_look_at_goes_on_when_somebody_can() {
+    let mut world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "a secret");
+    world.engine.hide_boxes(true);
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    assert_eq!(agent.state(), State::Failed);
+    agent.ensure_running().await.unwrap_err();
+    assert_remembers(&world, &agent, "a secret");
+    world.engine.hide_boxes(false);
+    agent.ensure_running().await.unwrap();
+    assert_eq!(agent.state(), State::Running);
+    assert_remembers(&world, &agent, "a secret");
+}
+
+#[tokio::test]
+async fn a_box_that_nobody_could_look_at_is_left_to_the_next_daemon() {
+    let mut world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "a secret");
+    world.engine.hide_boxes(true);
+    world.restart().await;
+    world.engine.hide_boxes(false);
+    world.restart().await;
+    let agent = world.get("one").unwrap();
+    assert_eq!(agent.state(), State::Running);
+    assert_remembers(&world, &agent, "a secret");
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
 async fn a_wake_that_could_not_be_recorded_is_recorded_later_and_not_undone() {
     let mut world = World::new().await;
     let agent = world.running("one").await;

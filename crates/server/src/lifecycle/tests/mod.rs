@@ -201,6 +201,14 @@ impl World {
             .filter(|snapshot| snapshot.kind == SnapshotKind::Full);
         images.extend(full.map(|snapshot| format!("{}/{}", snapshot.agent, snapshot.id)));
         images.sort();
+        // Those that were brought back go when there is time.
+        for _ in 0..1000 {
+            if self.images_on_disk() == images {
+                break;
+            }
+            tokio::task::yield_now().await;
+            std::thread::sleep(Duration::from_millis(1));
+        }
         assert_eq!(self.images_on_disk(), images);
     }
 }

@@ -306,7 +306,8 @@ async fn lowest_free_slot(tx: &mut Transaction<'_, Sqlite>, slots: Slots) -> Res
     let free: i64 = sqlx::query_scalar(
         "WITH taken(slot) AS MATERIALIZED ( \
          SELECT slot FROM agents UNION SELECT (uid_base - ?1) / ?2 FROM agents WHERE uid_base >= ?1 UNION \
-         SELECT (json_extract(origin, '$.uid_base') - ?1) / ?2 FROM snapshots WHERE json_valid(origin)) \
+         SELECT (json_extract(origin, '$.uid_base') - ?1) / ?2 FROM snapshots \
+         WHERE json_valid(origin) AND json_extract(origin, '$.uid_base') >= ?1) \
          SELECT min(slot) + 1 FROM (SELECT -1 AS slot UNION ALL SELECT slot FROM taken) \
          WHERE slot + 1 NOT IN taken",
     )

@@ -127,8 +127,11 @@ impl Store for SqliteStore {
 
     async fn change_state(&self, change: &Change<'_>) -> Result<()> {
         match (change.from, change.to.state) {
-            // There is no way back from there: the box is gone, or about to be.
-            (_, State::Deleting) | (State::Stopping, _) | (State::Hibernating, State::Hibernated) => {
+            // There is no way back from there: the box is gone, or about to be, or has gone on from an image that is old now.
+            (_, State::Deleting)
+            | (State::Stopping, _)
+            | (State::Hibernating, State::Hibernated)
+            | (State::Waking, State::Running) => {
                 making_room!(self, self.do_change_state(change))
             }
             _ => self.do_change_state(change).await,
