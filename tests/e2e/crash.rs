@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -203,7 +204,14 @@ fn an_orderly_end_leaves_boxes_alone_if_so_configured() -> Result<()> {
 }
 
 fn an_orderly_end_stops_boxes_if_so_configured() -> Result<()> {
-    let server = Server::start()?;
+    orderly_end(&Server::start()?)?;
+    // And where its pool is a file, that is let go as well.
+    let server = Server::start_with(&Options { beside_pool: true, ..Options::default() })?;
+    server.dorm(&["template", "build", "base"])?.succeeded()?;
+    orderly_end(&server)
+}
+
+fn orderly_end(server: &Arc<Server>) -> Result<()> {
     let agent = server.agent("stopped")?;
     let run = "trap 'echo asked > ~/asked; sync; exit' TERM; echo ready; while :; do sleep 0.05; done";
     let run = agent.exec_with(&["-d"], &["bash", "-c", run])?.text()?;

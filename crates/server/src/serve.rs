@@ -190,6 +190,7 @@ pub async fn serve(
     if let Err(error) = keys.flush().await {
         tracing::warn!(%error, "when keys were last used is lost");
     }
+    registry.disband();
     store.close().await;
     let _ = std::fs::remove_file(config.data.join("daemon.json"));
     Ok(())

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long after one look for an engine the next may be.
-const TRIALS_APART: Duration = Duration::from_secs(10);
+/// What was not found is looked for again after as many times the time that the look took: at once where nothing is installed, and later where a
+/// trial hangs.
+const REST: u32 = 10;
 /// How long a thread of the runtime may wait for a trial.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
@@ -70,16 +71,17 @@ impl<T: std::fmt::Debug + Send + Sync + 'static> Sought<T> {
             Ok(_) => {
                 let _ = looked.recv_timeout(AT_ONCE);
             }
-            Err(_) => self.seen().again = Some(Instant::now() + TRIALS_APART),
+            Err(_) => self.seen().again = Some(Instant::now()),
         }
     }
 
     fn look(&self) {
+        let began = Instant::now();
         let found = (self.find)(&self.data).map(Arc::new);
         tracing::debug!(?found, "looked for what an engine needs");
         let after = match &found {
             Ok(found) => (self.doubted)(found),
-            Err(_) => Some(TRIALS_APART),
+            Err(_) => Some(began.elapsed() * REST),
         };
         let mut seen = self.seen();
         seen.again = after.map(|after| Instant::now() + after);
@@ -107,6 +109,7 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let sought = Sought::open(data.path(), find, |_| None).await;
         std::fs::write(data.path().join("engine"), "first").unwrap();
+        sought.seen().again = Some(Instant::now() + Duration::from_secs(600));
         assert!(sought.get().is_err());
         sought.seen().again = Some(Instant::now());
         // On a busy host the look takes longer than it is waited for.
@@ -122,7 +125,7 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let engine = data.path().join("engine");
         std::fs::write(&engine, "first").unwrap();
-        let sought = Sought::open(data.path(), find, |_| Some(TRIALS_APART)).await;
+        let sought = Sought::open(data.path(), find, |_| Some(Duration::from_secs(600))).await;
         assert!(sought.seen().again.is_some());
         std::fs::remove_file(&engine).unwrap();
         sought.look();

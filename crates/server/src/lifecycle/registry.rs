@@ -260,6 +260,12 @@ impl Registry {
         self.ctx.closed.cancel();
     }
 
+    /// Forgets all agents, each of which knows of all this in turn, so that nothing of it outlives the last who asks.
+    pub fn disband(&self) {
+        let mut roster = self.ctx.roster.write().unwrap_or_else(PoisonError::into_inner);
+        *roster = Roster::default();
+    }
+
     async fn put_away(&self, boxes: OnShutdown, patience: Duration) {
         let up: Vec<_> = self
             .all()
