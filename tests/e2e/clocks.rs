@@ -127,16 +127,12 @@ const CUT_OFF: Refusals = &[
 /// To any verb, where the agent is deleted meanwhile.
 const DELETED: Refusals =
     &[(4, "it is being deleted"), (3, "there is no agent"), (3, "there is no snapshot")];
-/// To a fork, the memory of which goes with the agent.
-const DELETED_BEFORE_IT_WAS_FORKED: Refusals =
-    &[(1, "the agent could not be forked"), (1, "the agent could not be snapshotted")];
 
 /// What one hand asks may be made impossible by another, but nothing fails of itself.
 fn done_or_refused(verb: &str, output: &Output, is_deleted: bool) -> Result<()> {
     let known = match (verb, is_deleted) {
         ("exec", false) => CUT_OFF.to_vec(),
         ("exec", true) => [CUT_OFF, DELETED].concat(),
-        ("fork", true) => [UNSAVABLE, DELETED, DELETED_BEFORE_IT_WAS_FORKED].concat(),
         (_, true) => [UNSAVABLE, DELETED].concat(),
         (_, false) => UNSAVABLE.to_vec(),
     };

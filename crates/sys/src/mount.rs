@@ -21,8 +21,8 @@ const UNCHANGED: libc::mount_attr = libc::mount_attr {
 };
 
 /// Every way of keeping times of access, of which a mount has one.
-const TIMES: u64 = libc::MOUNT_ATTR__ATIME as u64;
-const NO_TIMES: u64 = libc::MOUNT_ATTR_NOATIME as u64;
+const TIMES: u64 = libc::MOUNT_ATTR__ATIME;
+const NO_TIMES: u64 = libc::MOUNT_ATTR_NOATIME;
 
 /// A mount that is attached nowhere yet.
 #[derive(Debug)]

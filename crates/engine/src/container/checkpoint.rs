@@ -72,7 +72,11 @@ impl Container {
                 }
                 // Once more, to hear which process it is.
                 Err(EngineError::CannotCheckpoint(_)) if talk == Talk::Errors => talk = Talk::Steps,
-                Err(error) => return Err(error),
+                Err(error) => {
+                    // A CRIU that was killed may have left names.
+                    crate::criu::release(&home, &unfinished.0);
+                    return Err(error);
+                }
             }
         };
         live.note_names(names);

@@ -179,7 +179,7 @@ impl Criu {
             let dumped = match dumped {
                 Ok(dumped) => dumped,
                 Err(_) => {
-                    launcher.kill();
+                    launcher.kill().await;
                     let why = format!("criu did not come to an end within {} s", limit.as_secs());
                     Err(rpc::Refused::Lost(io::Error::new(io::ErrorKind::TimedOut, why)))
                 }

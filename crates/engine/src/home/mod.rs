@@ -72,13 +72,13 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Unmounts the pool if nothing uses it any more.
-    pub fn close(self) {
+    /// Unmounts the pool if nothing uses it any more, and nobody sleeps whose home is to stay as it is.
+    pub fn close(self, anybody_sleeps: bool) {
         // The growth check may hold it for a moment.
         let mut filesystem = self.filesystem;
         for _ in 0..100 {
             match Arc::try_unwrap(filesystem) {
-                Ok(filesystem) => return filesystem.close(),
+                Ok(filesystem) => return filesystem.close(anybody_sleeps),
                 Err(shared) => filesystem = shared,
             }
             std::thread::sleep(Duration::from_millis(5));

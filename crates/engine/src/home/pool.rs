@@ -32,6 +32,7 @@ pub(super) struct Filesystem {
     pub(super) uuid: String,
     /// The pool file and its device, where the pool is one.
     image: Option<(PathBuf, LoopDevice)>,
+    over_itself: bool,
     max_size: u64,
 }
 
@@ -43,11 +44,11 @@ impl Filesystem {
         make_private_dir(&root)?;
         let on_btrfs =
             btrfs::is_btrfs(data.as_fd()).map_err(EngineError::io("cannot look at the data directory"))?;
-        let image = if on_btrfs {
-            mount_over_itself(&root).map_err(EngineError::io("cannot mount the pool"))?;
-            None
+        let (image, over_itself) = if on_btrfs {
+            let mounted = mount_over_itself(&data, &root);
+            (None, mounted.map_err(EngineError::io("cannot mount the pool"))?)
         } else {
-            Some(mount_image(config, &root)?)
+            (Some(mount_image(config, &root)?), false)
         };
 
         let directory = File::open(&root).map_err(EngineError::io("cannot open the pool"))?;
@@ -62,6 +63,7 @@ impl Filesystem {
             directory,
             uuid,
             image,
+            over_itself,
             max_size: config.max_size,
         })
     }
@@ -138,10 +140,19 @@ impl Filesystem {
         Ok(true)
     }
 
-    /// Unmounts the pool if nobody uses it.
-    pub(super) fn close(self) {
-        let Self { root, directory, .. } = self;
+    /// Unmounts the pool if nobody uses it. What only keeps it from being changed by readers stays for those who sleep.
+    pub(super) fn close(self, anybody_sleeps: bool) {
+        let Self {
+            root,
+            directory,
+            image,
+            over_itself,
+            ..
+        } = self;
         drop(directory);
+        if image.is_none() && (anybody_sleeps || !over_itself) {
+            return;
+        }
         match rustix::mount::unmount(&root, rustix::mount::UnmountFlags::empty()) {
             Ok(()) => tracing::debug!("the pool is unmounted"),
             Err(error) => tracing::debug!(%error, "the pool stays mounted"),
@@ -157,14 +168,14 @@ fn make_private_dir(path: &Path) -> Result<()> {
         .map_err(EngineError::io(format!("cannot make {}", path.display())))
 }
 
-/// Unless an earlier daemon has left it so.
-fn mount_over_itself(root: &Path) -> io::Result<()> {
+/// Unless an earlier daemon has left it so. False if somebody else has mounted something there, whose it is to choose how.
+fn mount_over_itself(data: &File, root: &Path) -> io::Result<bool> {
     if mounted_device(root).is_ok() {
-        return Ok(());
+        return Ok(rustix::fs::stat(root)?.st_dev == rustix::fs::fstat(data)?.st_dev);
     }
     let mount = Detached::bind(root)?;
     mount.keep_no_access_times()?;
-    mount.attach(root)
+    mount.attach(root).map(|()| true)
 }
 
 fn mount_image(config: &Config, root: &Path) -> Result<(PathBuf, LoopDevice)> {

@@ -42,7 +42,12 @@ impl Host {
         if process::host_boot_id()? != record.host_boot_id {
             return Ok(None);
         }
-        let Some(process) = if_there(Process::open(record.pid))? else {
+        let process = match Process::open(record.pid) {
+            // The number is a thread's by now.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => None,
+            opened => if_there(opened)?,
+        };
+        let Some(process) = process else {
             return Ok(None);
         };
         // Asked after the descriptor is open, so that the answer is about the same process.

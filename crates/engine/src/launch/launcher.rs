@@ -121,9 +121,9 @@ impl Launcher {
             .unwrap_or_default()
     }
 
-    /// For one that does not come to an end.
-    pub(crate) fn kill(&mut self) {
-        let _ = self.process.start_kill();
+    /// For one that does not come to an end. Returns when it has, if it does so at once.
+    pub(crate) async fn kill(&mut self) {
+        let _ = tokio::time::timeout(ENDED_WITHIN, self.process.kill()).await;
     }
 
     /// Lets it end, and waits for that. One that has nothing to do and does not end is killed.

@@ -99,6 +99,11 @@ pub(super) struct Asked {
 }
 
 impl Asked {
+    /// Whether who asked has gone, or has what he wanted.
+    pub(super) fn nobody_waits(&self) -> bool {
+        self.reply.as_ref().is_some_and(oneshot::Sender::is_closed)
+    }
+
     pub(super) fn answer(self, answer: Answer) {
         if let Some(reply) = self.reply {
             let _ = reply.send(answer);
@@ -468,6 +473,7 @@ impl Agent {
     }
 
     pub(super) fn publish_no_box(&self) {
+        self.set_unseen_box(None);
         self.published
             .send_if_modified(|published| published.current_box.take().is_some());
     }

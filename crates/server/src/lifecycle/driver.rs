@@ -115,6 +115,9 @@ impl Driver {
         if self.agent.is_gone() {
             return asked.answer(Err(Trouble::NotFound(self.agent.profile.name.clone())));
         }
+        if asked.request == Request::EnsureRunning && asked.nobody_waits() {
+            return;
+        }
         if let Request::BoxExited {
             generation, saved, ..
         } = &mut asked.request

@@ -131,8 +131,14 @@ async fn fork_present(
     kind: SnapshotKind,
     start: bool,
 ) -> Result<Vec<Result<Arc<Agent>, Trouble>>, Trouble> {
-    let snapshot = source.passing_snapshot(kind).await?;
+    // Files that go in the midst of it go with the agent.
+    let because = |trouble: Trouble| match source.is_gone() || source.state() == State::Deleting {
+        true => Trouble::NotFound(source.profile.name.clone()),
+        false => trouble,
+    };
+    let snapshot = source.passing_snapshot(kind).await.map_err(because)?;
     let made = fork_all(ctx, &source.origin(), &snapshot, kind, forks, start).await;
+    let made = made.into_iter().map(|fork| fork.map_err(because)).collect();
     if let Err(fault) = ctx.faults.reach(Point::ForkMade).await {
         tracing::warn!(agent = %source.profile.name, %fault, "its forks are made");
     }

@@ -15,8 +15,10 @@ use super::{Agent, Trouble, images, standby};
 use crate::faults::Point;
 use crate::records::{ImageRecord, now};
 
-/// How long what is wrong with this machine, such as a disk that is full, has to pass.
-const PASSES_WITHIN: Duration = Duration::from_secs(60);
+/// How long a disk that is full is left alone.
+const ROOM: Duration = Duration::from_secs(60);
+/// And how long a box is that could not be saved for another reason that may pass. CRIU may have taken minutes to come to that.
+const OTHERWISE: Duration = Duration::from_secs(300);
 
 pub(super) async fn hibernate(agent: &Arc<Agent>, from: Rest) -> Result<(), Setback> {
     let ctx = &agent.ctx;
@@ -55,11 +57,7 @@ pub(super) async fn make_durable(agent: &Arc<Agent>) -> Result<(), Setback> {
     };
     match kept.await {
         Ok(()) => Ok(()),
-        // It may have gone on for a moment.
-        Err(trouble) => match agent.ctx.engine.freeze(&agent.profile.id).await {
-            Ok(()) => Err(Setback::at(Rest::Standby, trouble)),
-            Err(_) => Err(standby::thawed_again(agent, trouble).await),
-        },
+        Err(trouble) => Err(standby::as_before(agent, Rest::Standby, trouble).await),
     }
 }
 
@@ -69,9 +67,12 @@ async fn keep(agent: &Arc<Agent>) -> Result<(), Trouble> {
     if let Err(trouble) = &kept {
         let what = format!("its memory could not be saved: {}", trouble.in_full());
         agent.note_setback(what).await;
-        agent.set_unsavable(match trouble.is_about_memory() {
-            true => Unsavable::AsItIs,
-            false => Unsavable::Until(Instant::now() + PASSES_WITHIN),
+        agent.set_unsavable(if trouble.is_about_memory() {
+            Unsavable::AsItIs
+        } else if trouble.is_no_space() {
+            Unsavable::Until(Instant::now() + ROOM)
+        } else {
+            Unsavable::Until(Instant::now() + OTHERWISE)
         });
     }
     kept

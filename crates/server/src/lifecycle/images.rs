@@ -148,7 +148,7 @@ async fn remove(path: &Path) {
 
 /// Nothing will come back from this image, so that the home need hold nothing for it. A home that belongs to another image
 /// stays as it is.
-async fn release(agent: &Agent, image: &Id) {
+pub(super) async fn release(agent: &Agent, image: &Id) {
     if agent.current_image().is_none_or(|current| current.id == *image) {
         let engine = &agent.ctx.engine;
         engine.release(&agent.profile.id, &path(agent, image)).await;

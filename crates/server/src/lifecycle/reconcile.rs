@@ -419,9 +419,12 @@ async fn without_box(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {
 /// Whether the frozen box is what its image holds. The processor time that it has used tells, rather than a mark that a thaw would
 /// have to take away: that could fail, as on a disk that is full, and the old memory would pass for the present one.
 async fn has_slept_on(agent: &Arc<Agent>) -> bool {
-    let then = agent.current_image().and_then(|image| image.cpu_usec);
+    let Some(image) = agent.current_image() else {
+        return false;
+    };
     let now = agent.ctx.engine.stats(&agent.profile.id).await;
-    then.is_some() && then == now.ok().map(|stats| stats.cpu_usec)
+    let now = now.ok().map(|stats| stats.cpu_usec);
+    image.cpu_usec.is_some() && image.cpu_usec == now && images::exists(agent, &image.id).await
 }
 
 async fn forget_image(agent: &Arc<Agent>) {

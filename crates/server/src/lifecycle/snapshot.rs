@@ -296,9 +296,8 @@ async fn memory(agent: &Arc<Agent>, id: &Id, has_box: bool) -> Result<Memory, Tr
     match agent.current_image() {
         // It is on disk already, and is never written to again.
         Some(image) => {
-            let unchanged = ctx.homes.is_unchanged(&agent.profile.id, image.generation);
-            let unchanged = unchanged.await.map_err(Trouble::engine(VERB))?;
-            if !unchanged && !ctx.engine.is_untouched(&images::path(agent, &image.id)) {
+            let as_saved = start::is_as_saved(agent, &image).await;
+            if !as_saved.map_err(Trouble::engine(VERB))? {
                 let why = "its files have changed since its memory was saved".to_owned();
                 return Err(Trouble::engine(VERB)(EngineError::BadImage(why)));
             }

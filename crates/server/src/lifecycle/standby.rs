@@ -49,7 +49,12 @@ pub(super) async fn thawed_again(agent: &Arc<Agent>, trouble: Trouble) -> Setbac
 pub(super) async fn as_before(agent: &Arc<Agent>, from: Rest, trouble: Trouble) -> Setback {
     match from {
         Rest::Running => thawed_again(agent, trouble).await,
-        Rest::Standby | Rest::Hibernated | Rest::Stopped | Rest::Failed => Setback::at(from, trouble),
+        // It may have gone on for a moment.
+        Rest::Standby => match agent.ctx.engine.freeze(&agent.profile.id).await {
+            Ok(()) => Setback::at(from, trouble),
+            Err(_) => thawed_again(agent, trouble).await,
+        },
+        Rest::Hibernated | Rest::Stopped | Rest::Failed => Setback::at(from, trouble),
     }
 }
 

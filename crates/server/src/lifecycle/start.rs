@@ -7,10 +7,10 @@ use dorm_engine::{BootConfig, BoxRecord, EngineError};
 
 use super::decide::Rest;
 use super::transition::Setback;
-use super::{Agent, Trouble, images};
+use super::{Agent, Trouble, images, watcher};
 use crate::faults::{Injected, Point};
 use crate::guest_client::GuestClient;
-use crate::records::ImageRecord;
+use crate::records::{ImageRecord, State};
 
 /// How long the guest of a fork may take to hear who it is, in emulation too. Root in its box can make it wait for ever.
 const INTRODUCED_WITHIN: Duration = Duration::from_secs(60);
@@ -40,9 +40,6 @@ async fn bring_up_or_not(agent: &Arc<Agent>, from: Rest) -> Result<Up, Trouble> 
     if let Some(damage) = &agent.profile.damage {
         return Err(Trouble::Damaged(format!("its record is damaged: {damage}")));
     }
-    if let Some(up) = seen_again(agent).await? {
-        return Ok(up);
-    }
     if from == Rest::Failed {
         // A stop may have failed half-way.
         ctx.engine.sweep(id).await.map_err(Trouble::engine("start"))?;
@@ -64,21 +61,24 @@ async fn bring_up_or_not(agent: &Arc<Agent>, from: Rest) -> Result<Up, Trouble> 
     Ok(up)
 }
 
-/// The box of an earlier daemon, if it could not be looked at and can be now.
-async fn seen_again(agent: &Arc<Agent>) -> Result<Option<Up>, Trouble> {
-    let (engine, id) = (&agent.ctx.engine, &agent.profile.id);
+/// Whether the box of an earlier daemon, which could not be looked at, is there and goes on. Nothing is recorded before that is known.
+pub(super) async fn is_seen_again(agent: &Arc<Agent>) -> Result<bool, Trouble> {
+    let engine = &agent.ctx.engine;
     let Some(record) = agent.unseen_box() else {
-        return Ok(None);
+        return Ok(false);
     };
     let failed = || Trouble::engine("be adopted");
-    let there = engine.adopt(&agent.box_spec(), &record).await.map_err(failed())?;
-    agent.set_unseen_box(None);
-    if !there {
-        return Ok(None);
+    if !engine.adopt(&agent.box_spec(), &record).await.map_err(failed())? {
+        agent.set_unseen_box(None);
+        return Ok(false);
     }
-    engine.thaw(id).await.map_err(failed())?;
-    let how = "found again, and went on".to_owned();
-    Ok(Some(Up { record, how }))
+    engine.thaw(&agent.profile.id).await.map_err(failed())?;
+    agent.set_unseen_box(None);
+    agent.now_differs_from_image();
+    let generation = agent.publish_box(agent.published().status, record);
+    watcher::spawn(agent, generation);
+    let found = agent.record_state(State::Running, "found again, and goes on");
+    found.await.map(|()| true)
 }
 
 async fn from_files(agent: &Arc<Agent>) -> Result<BoxRecord, Trouble> {
@@ -107,6 +107,15 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
             let _ = ctx.engine.sweep(&agent.profile.id).await;
             see_writes(agent).await?;
             return Err(fault.into());
+        }
+        Err(Unrestored::Untold(why)) => {
+            let swept = ctx.engine.sweep(&agent.profile.id).await;
+            swept.map_err(Trouble::engine("wake"))?;
+            see_writes(agent).await?;
+            if is_as_saved(agent, image).await.map_err(Trouble::engine("wake"))? {
+                return Err(Trouble::CannotWake(why));
+            }
+            why
         }
         Err(Unrestored::Never(why)) => why,
     };
@@ -148,11 +157,19 @@ enum Unrestored {
     Never(String),
     /// Something is wrong with this machine, and not with the image.
     NotNow(Trouble),
+    /// It has gone on, and could not be told who it is.
+    Untold(String),
     Broken(Injected),
 }
 
+/// Whether the home is the one that belongs to the image.
+pub(super) async fn is_as_saved(agent: &Agent, image: &ImageRecord) -> Result<bool, EngineError> {
+    let unchanged = agent.ctx.homes.is_unchanged(&agent.profile.id, image.generation);
+    Ok(unchanged.await? || agent.ctx.engine.is_untouched(&images::path(agent, &image.id)))
+}
+
 async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, Unrestored> {
-    let (ctx, id) = (&agent.ctx, &agent.profile.id);
+    let ctx = &agent.ctx;
     // What is wrong with the image is all that can be held against it; whatever else goes wrong may go well the next time.
     let in_full = |error: EngineError| match error {
         EngineError::BadImage(_) => Unrestored::Never(dorm_engine::chain(&error)),
@@ -161,8 +178,7 @@ async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, U
     };
     let not_now = |why: String| Unrestored::NotNow(Trouble::CannotWake(why));
     let path = images::path(agent, &image.id);
-    let unchanged = ctx.homes.is_unchanged(id, image.generation).await;
-    if !unchanged.map_err(in_full)? && !ctx.engine.is_untouched(&path) {
+    if !is_as_saved(agent, image).await.map_err(in_full)? {
         let changed = "its files have changed since its memory was saved";
         return Err(Unrestored::Never(changed.to_owned()));
     }
@@ -178,7 +194,7 @@ async fn restore(agent: &Arc<Agent>, image: &ImageRecord) -> Result<BoxRecord, U
     let reached = ctx.faults.reach(Point::WakeRestored).await;
     reached.map_err(Unrestored::Broken)?;
     if image.foreign {
-        introduce(agent, &boot).await.map_err(not_now)?;
+        introduce(agent, &boot).await.map_err(Unrestored::Untold)?;
     }
     Ok(record)
 }

@@ -48,6 +48,11 @@ enum Made {
 
 /// Runs a transition from the state in which the agent rests.
 pub(super) async fn run(agent: Arc<Agent>, transition: Transition) -> Answer {
+    if let Transition::Start { .. } = transition
+        && start::is_seen_again(&agent).await?
+    {
+        return Ok(());
+    }
     let from = agent.rest();
     let began = Instant::now();
     let status = Status::now(during(&transition), why(&transition));
@@ -238,7 +243,6 @@ async fn work(agent: &Arc<Agent>, transition: &Transition, from: Rest) -> Result
 /// What the end of a transition means for the image, in the record and for the one who holds it.
 fn image_change(transition: &Transition, rest: Rest) -> ImageChange {
     match (Work::of(transition), rest) {
-        (Work::Hibernate, Rest::Running) => ImageChange::Stale,
         (Work::BringUp, Rest::Running) => ImageChange::Clear,
         (Work::Stop | Work::RollBack | Work::Convert, Rest::Stopped) => ImageChange::Clear,
         (
@@ -352,11 +356,12 @@ async fn come_to_rest(
 
 async fn forget_image(agent: &Arc<Agent>, change: ImageChange, rest: Rest) {
     match (change, rest) {
-        (ImageChange::Keep, _) => {}
-        (ImageChange::Stale, _) => agent.now_differs_from_image(),
-        // All of it is in the box, which holds nothing for it any more. Nobody waits for what is left on the disk.
+        // Whoever has made it old has said so.
+        (ImageChange::Keep | ImageChange::Stale, _) => {}
+        // All of it is in the box. Nobody waits for what is left on the disk.
         (ImageChange::Clear, Rest::Running) => {
             if let Some(image) = agent.set_image(None) {
+                images::release(agent, &image.id).await;
                 let (ctx, id) = (agent.ctx.clone(), agent.profile.id.clone());
                 let discarded = async move { images::discard_of(&ctx, &id, &image.id).await };
                 agent.ctx.tasks.spawn(discarded);

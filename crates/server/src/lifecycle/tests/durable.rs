@@ -227,6 +227,8 @@ async fn a_box_that_nobody_could_look_at_is_left_to_the_next_daemon() {
     world.engine.remember(&agent.profile.id, "a secret");
     world.engine.hide_boxes(true);
     world.restart().await;
+    let agent = world.get("one").unwrap();
+    agent.ensure_running().await.unwrap_err();
     world.engine.hide_boxes(false);
     world.restart().await;
     let agent = world.get("one").unwrap();
