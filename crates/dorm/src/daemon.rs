@@ -204,7 +204,6 @@ pub(crate) async fn run(mut settings: Settings) -> Result<()> {
         base: range.base,
         prefix: range.prefix,
     };
-    let images = settings.server.data.join("images");
     let (ready, answers) = tokio::sync::oneshot::channel();
     let ending = shutdown.clone();
     tokio::spawn(async move {
@@ -224,8 +223,7 @@ pub(crate) async fn run(mut settings: Settings) -> Result<()> {
     .await;
     engine.close().await;
     drop(engine);
-    // Whoever's memory is on disk has a folder there.
-    let anybody_sleeps = std::fs::read_dir(images).is_ok_and(|mut agents| agents.next().is_some());
+    let anybody_sleeps = served.as_ref().is_ok_and(|left| left.anybody_sleeps);
     tokio::task::spawn_blocking(move || pool.close(anybody_sleeps)).await?;
     served.map_err(explained)?;
     tracing::info!("ended");

@@ -24,4 +24,4 @@ pub mod tokens;
 pub mod volumes;
 
 pub use config::Config;
-pub use serve::{ServeError, serve};
+pub use serve::{Left, ServeError, serve};

@@ -72,6 +72,13 @@ fn data(doing: &'static str) -> impl FnOnce(io::Error) -> ServeError {
     move |source| ServeError::Data { doing, source }
 }
 
+/// What a server leaves to the next.
+#[derive(Debug)]
+pub struct Left {
+    /// Whether there is memory on disk that needs the home of an agent as it is.
+    pub anybody_sleeps: bool,
+}
+
 /// Serves until `shutdown` is cancelled. `ready` gets the address once requests are answered.
 pub async fn serve(
     config: Config,
@@ -79,7 +86,7 @@ pub async fn serve(
     homes: Arc<dyn Homes>,
     ready: oneshot::Sender<SocketAddr>,
     shutdown: CancellationToken,
-) -> Result<(), ServeError> {
+) -> Result<Left, ServeError> {
     config.check()?;
     let faults = Faults::from_env()?;
     let config = Arc::new(config);
@@ -190,10 +197,11 @@ pub async fn serve(
     if let Err(error) = keys.flush().await {
         tracing::warn!(%error, "when keys were last used is lost");
     }
+    let anybody_sleeps = registry.all().iter().any(|agent| agent.current_image().is_some());
     registry.disband();
     store.close().await;
     let _ = std::fs::remove_file(config.data.join("daemon.json"));
-    Ok(())
+    Ok(Left { anybody_sleeps })
 }
 
 fn prepare(dir: &Path) -> Result<(), ServeError> {

@@ -10,12 +10,12 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::{ServeError, serve};
+use crate::{Left, ServeError, serve};
 
 struct Daemon {
     address: SocketAddr,
     shutdown: CancellationToken,
-    serving: JoinHandle<Result<(), ServeError>>,
+    serving: JoinHandle<Result<Left, ServeError>>,
 }
 
 impl Daemon {
