@@ -53,17 +53,29 @@ fn spare_criu(server: &Server) -> Result<Pid> {
     })
 }
 
-/// As a backup does.
+/// As a backup does, while the daemon runs or is stopped for it.
 fn reading_the_files_of_an_agent_that_sleeps_costs_it_nothing() -> Result<()> {
-    let server = Server::shared()?;
+    let server = Server::start()?;
     let agent = server.agent("read")?;
-    agent.sh("mkdir -p ~/a/b && echo kept > ~/a/b/file")?.succeeded()?;
     waiting(&agent)?;
-    agent.hibernate()?;
+    let asleep = || -> Result<()> {
+        agent.sh("rm -rf ~/a && mkdir -p ~/a/b && echo kept > ~/a/b/file")?.succeeded()?;
+        agent.hibernate()
+    };
     let home = server.data.join("pool/homes").join(&agent.id);
-    let read = Command::new("tar").args(["--create", "--file", "/dev/zero", "--directory"]).arg(&home).arg(".").status()?;
-    ensure!(read.success(), "tar: {read}");
-    rustix::fs::sync();
+    let read = || -> Result<()> {
+        let tar = Command::new("tar").args(["--create", "--file", "/dev/zero", "--directory"]).arg(&home).arg(".").status()?;
+        ensure!(tar.success(), "tar: {tar}");
+        rustix::fs::sync();
+        Ok(())
+    };
+    asleep()?;
+    read()?;
+    still_waits(&agent)?;
+    asleep()?;
+    server.sigterm()?;
+    read()?;
+    server.launch(&[])?;
     still_waits(&agent)
 }
 
