@@ -28,13 +28,13 @@ def bundle():
 
 
 def set_up():
-    box = Sandbox.create(timeout=600)
+    box = Sandbox.create(timeout=1800)
     print(f"{box.sandbox_id} is made")
     box.files.write("/tmp/textkit.bundle", bundle())
     box.git.clone("/tmp/textkit.bundle", path=REPOSITORY, branch="main")
     box.git.configure_user("Agent", "agent@localhost")
     install = "python3 -m venv --system-site-packages .venv && .venv/bin/pip install --quiet --no-build-isolation --editable ."
-    box.commands.run(install, cwd=REPOSITORY, timeout=300)
+    box.commands.run(install, cwd=REPOSITORY, timeout=900)
     print("the project is cloned and installed, once and for all")
     # Something that runs on from session to session, as a watcher or a dev server would.
     watcher = box.commands.run("exec sleep infinity", background=True, timeout=0)

@@ -35,7 +35,7 @@ async function setUp(box: Sandbox): Promise<number> {
   await box.git.clone('/tmp/textkit.bundle', { path: repository, branch: 'main' })
   await box.git.configureUser('Agent', 'agent@localhost')
   const install = 'python3 -m venv --system-site-packages .venv && .venv/bin/pip install --quiet --no-build-isolation --editable .'
-  await box.commands.run(install, { ...within, timeoutMs: 300_000 })
+  await box.commands.run(install, { ...within, timeoutMs: 900_000 })
   console.log('the project is cloned and installed, once and for all')
   // Something that runs on from session to session, as a watcher or a dev server would.
   const watcher = await box.commands.run('exec sleep infinity', { background: true, timeoutMs: 0 })
@@ -62,7 +62,7 @@ async function work(box: Sandbox, task: Task): Promise<void> {
 }
 
 const tasks: Task[] = JSON.parse(readFileSync(join(project, 'tasks.json'), 'utf8'))
-let box = await Sandbox.create({ timeoutMs: 600_000 })
+let box = await Sandbox.create({ timeoutMs: 1_800_000 })
 console.log(`${box.sandboxId} is made`)
 try {
   const watcher = await setUp(box)

@@ -37,7 +37,7 @@ async def set_up(box, project):
     await box.git.clone("/tmp/textkit.bundle", path=REPOSITORY, branch="main")
     await box.git.configure_user("Agent", "agent@localhost")
     install = "python3 -m venv --system-site-packages .venv && .venv/bin/pip install --quiet --no-build-isolation --editable ."
-    await box.commands.run(install, cwd=REPOSITORY, timeout=300)
+    await box.commands.run(install, cwd=REPOSITORY, timeout=900)
 
 
 async def work(box, task):
@@ -59,7 +59,7 @@ async def work(box, task):
 
 
 async def agent(label, project, tasks):
-    box = await AsyncSandbox.create(timeout=600)
+    box = await AsyncSandbox.create(timeout=1800)
     try:
         await set_up(box, project)
         print(f"{label} has a computer, {box.sandbox_id}, with the project installed")

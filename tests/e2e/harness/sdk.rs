@@ -4,12 +4,16 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
 use super::cli;
 use super::server::Server;
 use super::world::World;
+
+/// An example may have ten sessions, in each of which an agent is put to disk, woken, and at work.
+const LONGEST: Duration = Duration::from_secs(360);
 
 /// Which SDK a script is for.
 pub(crate) enum Sdk {
@@ -98,5 +102,5 @@ pub(crate) fn run_script(server: &Server, sdk: &Sdk, script: &str, args: &[&str]
         .env("E2B_SANDBOX_URL", &server.url)
         .env("E2B_VOLUME_API_URL", &server.url)
         .env("E2B_API_KEY", key.trim());
-    cli::run(command, b"")?.text()
+    cli::run_within(LONGEST, command, b"")?.text()
 }
