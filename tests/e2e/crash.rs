@@ -87,11 +87,14 @@ fn a_run_that_ends_while_no_daemon_runs_is_told_to_the_client_that_waits() -> Re
         .command(&["exec", &agent.name, "--", "sh", "-c", script])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()?;
     let mut lines = BufReader::new(client.stdout.take().context("piped")?).lines();
+    let mut told = BufReader::new(client.stderr.take().context("piped")?).lines();
     ensure!(lines.next().transpose()?.as_deref() == Some("before"));
     server.kill9()?;
-    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let told = told.next().transpose()?.unwrap_or_default();
+    ensure!(told.contains("the daemon cannot be reached; waiting"), "the client says: {told}");
     server.launch(&[])?;
     ensure!(lines.next().transpose()?.as_deref() == Some("last words"));
     ensure!(client.wait()?.code() == Some(7));

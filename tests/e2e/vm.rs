@@ -21,7 +21,7 @@ use isolations::{
 use jail::qemu_and_the_file_server_of_a_machine_are_locked_up;
 use room::{
     a_file_named_as_a_machines_disk_is_a_file_of_the_machine, connections_that_nobody_accepts_leave_room_for_others,
-    what_a_machine_gives_up_the_host_has_again, what_a_machine_had_in_memory_is_nowhere_once_that_is_given_up,
+    files_are_not_kept_without_a_memory_that_has_what_the_disk_lacks, what_a_machine_gives_up_the_host_has_again, what_a_machine_had_in_memory_is_nowhere_once_that_is_given_up,
 };
 
 harness::tests![
@@ -34,6 +34,7 @@ harness::tests![
     a_file_named_as_a_machines_disk_is_a_file_of_the_machine,
     what_a_machine_gives_up_the_host_has_again,
     what_a_machine_had_in_memory_is_nowhere_once_that_is_given_up,
+    files_are_not_kept_without_a_memory_that_has_what_the_disk_lacks,
     connections_that_nobody_accepts_leave_room_for_others,
     an_agent_keeps_its_files_whatever_isolation_it_gets,
     an_agent_that_cannot_become_a_machine_goes_on_as_it_was,

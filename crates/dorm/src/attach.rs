@@ -17,8 +17,11 @@ const SIGPIPE: i32 = 13;
 const INPUT_CHUNK: usize = 64 << 10;
 /// What Ctrl-D sends.
 const END_OF_INPUT: &[u8] = &[4];
-/// How long a lost connection is tried again: a daemon that restarts is back by then.
-const REATTACH_FOR: Duration = Duration::from_secs(20);
+/// How long a lost connection is tried again. A daemon that puts much memory to disk takes up to nine minutes to end, and the next is back
+/// soon after.
+const REATTACH_FOR: Duration = Duration::from_secs(600);
+/// How long nobody needs to be told that.
+const SOON: Duration = Duration::from_secs(3);
 const TWICE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,22 +147,29 @@ fn has_exit(error: &anyhow::Error, exits: &[Exit]) -> bool {
 /// The run outlives the connection; a daemon that comes back leads to it again.
 /// An agent that was put to sleep on purpose is not woken for that: the run goes on when it is.
 async fn reattach(guest: &Guest<'_>, run: &Selector, offset: u64, error: anyhow::Error) -> Result<Events> {
-    let mut until = Instant::now() + REATTACH_FOR;
-    let mut told = false;
+    let mut since = Instant::now();
+    let (mut told_asleep, mut told_lost) = (false, false);
     loop {
         tokio::time::sleep(Duration::from_millis(200)).await;
-        if let Some(state) = guest.asleep().await {
-            if !told {
-                eprintln!("the agent is {state}; the run goes on when it wakes");
-                told = true;
+        let again = match guest.asleep().await {
+            Ok(Some(asleep)) => {
+                if !std::mem::replace(&mut told_asleep, true) {
+                    eprintln!("the agent is {}; the run goes on when it wakes", asleep.state);
+                }
+                asleep.changes().await;
+                since = Instant::now();
+                continue;
             }
-            until = Instant::now() + REATTACH_FOR;
-            tokio::time::sleep(TWICE).await;
-            continue;
-        }
-        match guest.attach(run, offset).await {
+            Ok(None) => guest.attach(run, offset).await,
+            Err(e) => Err(e),
+        };
+        match again {
             Ok(events) => return Ok(events),
-            Err(e) if lost(&e) && Instant::now() < until => {}
+            Err(e) if lost(&e) && since.elapsed() < REATTACH_FOR => {
+                if since.elapsed() > SOON && !std::mem::replace(&mut told_lost, true) {
+                    eprintln!("the daemon cannot be reached; waiting until it is back, with the run");
+                }
+            }
             // The first error says what happened; a run that is not found any more went with its box.
             Err(_) => return Err(error),
         }
@@ -215,8 +225,10 @@ impl Feed<'_> {
             }
             tokio::time::sleep(TWICE).await;
             // What is typed wakes an agent that was put to sleep; what merely flows does not.
-            while self.input != Input::Pty && self.guest.asleep().await.is_some() {
-                tokio::time::sleep(TWICE).await;
+            while self.input != Input::Pty
+                && let Ok(Some(asleep)) = self.guest.asleep().await
+            {
+                asleep.changes().await;
             }
         }
     }

@@ -295,6 +295,9 @@ pub enum EngineError {
     PortClosed { id: Id, port: u16 },
     #[error("the layer cannot be unpacked: {0}")]
     BadLayer(String),
+    /// A machine's disk was too slow; only together with its memory is it whole.
+    #[error("the machine's disk has not taken all that was written yet")]
+    Unwritten,
     /// The box could not be brought up; what was made of it is removed again.
     #[error("the box did not come up while it {step}")]
     Start {

@@ -52,6 +52,26 @@ pub(super) fn what_a_machine_had_in_memory_is_nowhere_once_that_is_given_up() ->
     Ok(())
 }
 
+pub(super) fn files_are_not_kept_without_a_memory_that_has_what_the_disk_lacks() -> Result<()> {
+    needs_machines()?;
+    let server = Server::shared()?;
+    let agent = server.agent_with("behind", &["--isolation", "vm", "--memory", "256M", "--cpus", "1"])?;
+    agent.pause()?;
+    // As the daemon does where the guest says that the disk is too slow.
+    let memory = fs::File::open(server.data.join("pool/homes").join(&agent.id).join("memory"))?;
+    rustix::fs::fsetxattr(&memory, c"trusted.dorm.unwritten", b"", rustix::fs::XattrFlags::empty())?;
+    let fork = format!("{}-fork", agent.name);
+    for refused in [&["snapshot", &agent.name, "--files-only"][..], &["fork", &agent.name, &fork, "--files-only"]] {
+        server.dorm(refused)?.refused(4, &["the machine's disk has not taken all that was written yet"])?;
+    }
+    server.dorm(&["snapshot", &agent.name])?.succeeded()?;
+    ensure!(agent.state()? == "standby", "it is {} after its snapshots", agent.state()?);
+    // Its disk has everything by now.
+    agent.wake()?;
+    server.dorm(&["snapshot", &agent.name, "--files-only"])?.succeeded()?;
+    Ok(())
+}
+
 /// Takes two connections into its queue, and none out of it.
 const DEAF: &str = "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 8124)); s.listen(1); time.sleep(3600)";
 

@@ -1,6 +1,8 @@
 //! One agent's guest, reached through the daemon: calls, files and folders. Reaching for it starts a
 //! stopped agent.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -11,14 +13,29 @@ use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::events::EventStream;
 use super::wire::StartRequest;
 use super::{Body, Client, MAX_ANSWER, agent_path, connect, encode, full};
 use crate::exit::{Exit, Failure};
+
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
 pub(crate) struct Guest<'a> {
     client: &'a Client,
     prefix: String,
     authorization: Option<String>,
+}
+
+pub(crate) struct Asleep {
+    pub(crate) state: String,
+    events: EventStream,
+}
+
+impl Asleep {
+    /// Until something happens to the agent, or it should be looked at again: the connection may be gone without a word.
+    pub(crate) async fn changes(mut self) {
+        let _ = tokio::time::timeout(LOOK_AGAIN, self.events.next()).await;
+    }
 }
 
 /// What is at a path in the box; of a symlink, what it leads to.
@@ -46,17 +63,20 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// The state of an agent that was put to sleep although somebody waits for it: paused by a user, or put to disk, by a user or since it was
+    /// The agent, if it was put to sleep although somebody waits for it: paused by a user, or put to disk, by a user or since it was
     /// paused. Asking does not wake it. What the daemon puts to disk at its end, to go on with the next, is not meant.
-    pub(crate) async fn asleep(&self) -> Option<String> {
-        let path = self.prefix.strip_suffix("/guest")?;
-        let agent: dorm_server::api::types::Agent = self.client.get(path).await.ok()?;
+    pub(crate) async fn asleep(&self) -> Result<Option<Asleep>> {
+        let path = self.prefix.trim_end_matches("/guest");
+        // Before the look at its state, so that no change after it is missed.
+        let events = self.client.follow(&format!("{path}/events"), 0).await?;
+        let agent: dorm_server::api::types::Agent = self.client.get(path).await?;
         let asleep = match agent.state.as_str() {
             "freezing" | "standby" => agent.reason.starts_with("asked to "),
             "hibernating" | "hibernated" => agent.reason != dorm_server::lifecycle::GOES_ON_WITH_THE_NEXT,
             _ => false,
         };
-        asleep.then_some(agent.state)
+        let state = agent.state;
+        Ok(asleep.then_some(Asleep { state, events }))
     }
 
     fn request(&self, method: Method, path: &str) -> http::request::Builder {

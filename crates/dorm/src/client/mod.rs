@@ -1,6 +1,7 @@
 //! The HTTP client that every command uses: requests to `/v1` with the key, errors as [`Failure`]s.
 
 pub(crate) mod connect;
+pub(crate) mod events;
 pub(crate) mod guest;
 pub(crate) mod locate;
 pub(crate) mod process;

@@ -1,12 +1,10 @@
 //! `dorm events`: what happened to agents, and what happens.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use dorm_server::api::types::Event;
-use http::{Method, header};
-use http_body_util::BodyExt;
 
 use crate::cli::Global;
-use crate::client::{Client, agent_path, full};
+use crate::client::{Client, agent_path};
 use crate::output::{self, Table, printable, time};
 
 /// Show what happened to an agent, or to all, with reasons
@@ -31,7 +29,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
     };
     if args.follow {
         let limit = args.limit.unwrap_or(10);
-        return follow(&client, &format!("{path}?follow=true&limit={limit}"), global.json).await;
+        return follow(&client, &path, limit, global.json).await;
     }
     let limit = args.limit.unwrap_or(100);
     let events: Vec<Event> = client.get(&format!("{path}?limit={limit}")).await?;
@@ -52,27 +50,13 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
     table.print()
 }
 
-async fn follow(client: &Client, path: &str, json: bool) -> Result<()> {
-    let request = client
-        .request(Method::GET, path)
-        .header(header::ACCEPT, "text/event-stream")
-        .body(full(""))?;
-    let mut body = client.send(request).await?.into_body();
-    let mut lines = Lines::default();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.context("the stream of events broke off")?;
-        let Ok(data) = frame.into_data() else { continue };
-        for line in lines.push(&data) {
-            let Some(text) = line.strip_prefix("data: ") else {
-                continue;
-            };
-            let event: Event =
-                serde_json::from_str(text).context("an event is not what this version of dorm expects")?;
-            if json {
-                output::json_line(&event)?;
-            } else {
-                output::line(in_words(&event))?;
-            }
+async fn follow(client: &Client, path: &str, limit: u32, json: bool) -> Result<()> {
+    let mut events = client.follow(path, limit).await?;
+    while let Some(event) = events.next().await? {
+        if json {
+            output::json_line(&event)?;
+        } else {
+            output::line(in_words(&event))?;
         }
     }
     Ok(())
@@ -88,45 +72,4 @@ fn in_words(event: &Event) -> String {
         event.name,
         event.to
     )
-}
-
-/// Whole lines out of pieces.
-#[derive(Default)]
-struct Lines(Vec<u8>);
-
-impl Lines {
-    fn push(&mut self, data: &[u8]) -> Vec<String> {
-        self.0.extend_from_slice(data);
-        let Some(end) = self.0.iter().rposition(|byte| *byte == b'\n') else {
-            return Vec::new();
-        };
-        let whole: Vec<u8> = self.0.drain(..=end).collect();
-        String::from_utf8_lossy(&whole)
-            .lines()
-            .map(str::to_owned)
-            .collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_are_found_however_they_arrive() {
-        let text = "id: 1\ndata: {}\n\n: still here\n\n";
-        for step in 1..=text.len() {
-            let mut lines = Lines::default();
-            let found: Vec<_> = text
-                .as_bytes()
-                .chunks(step)
-                .flat_map(|piece| lines.push(piece))
-                .collect();
-            assert_eq!(
-                found,
-                ["id: 1", "data: {}", "", ": still here", ""],
-                "in steps of {step}"
-            );
-        }
-    }
 }

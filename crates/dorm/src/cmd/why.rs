@@ -28,7 +28,7 @@ pub(crate) async fn run(global: &Global, args: Args) -> Result<()> {
     };
     fields.extend(why.because.into_iter().map(|because| (label, because)));
     let next = match why.next {
-        Some(next) => format!("{} at {}, if nobody uses it", next.state, time(next.at)),
+        Some(next) => format!("{} at {}, if it is idle until then", next.state, time(next.at)),
         None => "nothing, until something changes".to_owned(),
     };
     fields.push(("next", next));

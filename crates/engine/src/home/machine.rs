@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dorm_sys::btrfs;
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags};
+use rustix::io::Errno;
 
 use super::Pool;
 use super::snapshot::staged;
@@ -31,6 +32,8 @@ const DISKS: &str = "disks";
 /// On the root of a home that holds a disk and not the files themselves. Names in a home prove nothing, since a template or a
 /// container may have chosen them; attributes of this kind are beyond the reach of both, and snapshots keep them.
 const MARK: &std::ffi::CStr = c"trusted.dorm.machine";
+/// On the memory of a machine whose disk lacks something that was written in it.
+const UNWRITTEN: &std::ffi::CStr = c"trusted.dorm.unwritten";
 /// How often over a machine's disk and memory may be held, counting what snapshots keep of them. One that meets the limit ends at
 /// once, so that it is above what the files can take by themselves.
 const TIMES: u64 = 2;
@@ -224,7 +227,7 @@ impl Pool {
             return Ok(());
         }
         match rustix::fs::renameat(&home, MEMORY, &home, BAD_MEMORY) {
-            Err(e) if e != rustix::io::Errno::NOENT => Err(e.into()),
+            Err(e) if e != Errno::NOENT => Err(e.into()),
             _ => Ok(()),
         }
     }
@@ -233,6 +236,20 @@ impl Pool {
     pub(crate) fn sync_machine_memory(&self, id: &Id) -> io::Result<()> {
         let home = File::open(self.home_path(id))?;
         open_file(&home, MEMORY, OFlags::RDONLY)?.sync_all()
+    }
+
+    /// Notes whether the memory has something that was written and that the disk lacks. It holds for every copy of the two.
+    pub(crate) fn note_unwritten(&self, id: &Id, unwritten: bool) -> io::Result<()> {
+        let home = File::open(self.home_path(id))?;
+        let memory = open_file(&home, MEMORY, OFlags::RDONLY)?;
+        let noted = match unwritten {
+            true => rustix::fs::fsetxattr(&memory, UNWRITTEN, b"", XattrFlags::empty()),
+            false => rustix::fs::fremovexattr(&memory, UNWRITTEN),
+        };
+        match noted {
+            Err(error) if error != Errno::NODATA => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 
     /// What the home is. If it is a machine's, its disk has at least `size` bytes from now on.
@@ -358,9 +375,21 @@ fn disk_name(path: &Path) -> io::Result<String> {
 
 /// Whether a home holds a disk, and not the files themselves.
 fn is_marked(home: &File) -> io::Result<bool> {
-    match rustix::fs::fgetxattr(home, MARK, &mut [0; 8]) {
+    has_mark(home, MARK)
+}
+
+/// Whether the disk in a machine's home lacks something that its memory has.
+pub(super) fn lacks_writes(home: &File) -> io::Result<bool> {
+    match open_file(home, MEMORY, OFlags::RDONLY) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        memory => has_mark(&memory?, UNWRITTEN),
+    }
+}
+
+fn has_mark(file: &File, mark: &std::ffi::CStr) -> io::Result<bool> {
+    match rustix::fs::fgetxattr(file, mark, &mut [0; 8]) {
         Ok(_) => Ok(true),
-        Err(rustix::io::Errno::NODATA) => Ok(false),
+        Err(Errno::NODATA) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
@@ -430,7 +459,7 @@ pub(super) fn remove_memories(copy: &File) -> io::Result<()> {
 
 fn remove(home: &File, name: &str) -> io::Result<()> {
     match rustix::fs::unlinkat(home, name, AtFlags::empty()) {
-        Err(e) if e != rustix::io::Errno::NOENT => Err(e.into()),
+        Err(e) if e != Errno::NOENT => Err(e.into()),
         _ => Ok(()),
     }
 }

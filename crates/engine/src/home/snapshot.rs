@@ -20,6 +20,9 @@ impl Pool {
         let into = self.directory("snapshots")?;
         let name = OsStr::new(snapshot.as_str());
         let whole = memory || !self.is_machine(id)?;
+        if !whole && machine::lacks_writes(&home).map_err(failed())? {
+            return Err(EngineError::Unwritten);
+        }
         btrfs::snapshot(home.as_fd(), into.as_fd(), name, whole).map_err(failed())?;
         if whole {
             return Ok(());

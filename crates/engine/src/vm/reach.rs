@@ -126,14 +126,16 @@ impl Vm {
     /// Has the guest hold all processes of the box, so that none runs again before the machine knows the time and who it is.
     async fn hold(&self, live: &LiveBox) -> io::Result<()> {
         let link = self.link(live, WITHIN).await?;
-        match done_within(HELD_WITHIN, &link, link.order(&Order::Sync)).await? {
-            Answer::Done => {}
+        let unwritten = match done_within(HELD_WITHIN, &link, link.order(&Order::Sync)).await? {
+            Answer::Done => false,
             // Its memory has what its disk has not, and is as safe. But whoever loses the one has the other.
             Answer::Held => {
                 tracing::warn!(id = %live.id, "the machine stands by with writes that are not on its disk");
+                true
             }
             other => return Err(link::refused(other)),
-        }
+        };
+        self.host.pool.note_unwritten(&live.id, unwritten)?;
         if let Ok(ports) = self.ports(live).await {
             let talk = self.talk(live);
             *talk.listening.lock().unwrap_or_else(PoisonError::into_inner) = ports;

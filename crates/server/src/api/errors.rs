@@ -190,6 +190,8 @@ fn engine_error(error: &EngineError) -> ApiError {
         EngineError::NoHome(_) | EngineError::NoVolume(_) => ApiError::new(Code::NotFound, in_full(error)),
         EngineError::CannotCheckpoint(_) => ApiError::new(Code::Conflict, in_full(error))
             .hint("it goes on as it was; `dorm pause` and `dorm stop` work without a memory image"),
+        EngineError::Unwritten => ApiError::new(Code::Conflict, in_full(error))
+            .hint("wake it and try again in a while, or take its memory along: without --files-only"),
         EngineError::Start { .. } => ApiError::new(Code::Internal, in_full(error))
             .hint("the agent's events and the daemon's log say more; starting it again is safe"),
         _ => ApiError::new(Code::Internal, in_full(error)).hint("the daemon's log says more"),

@@ -39,6 +39,7 @@ pub(crate) async fn follow(
         last: VecDeque::new(),
         json,
     };
+    let mut worked = false;
     while let Some(line) = lines.next_line().await.context("the daemon's answer broke off")? {
         if line.trim().is_empty() {
             continue;
@@ -48,14 +49,17 @@ pub(crate) async fn follow(
             output::json_line(&event)?;
         }
         match event {
-            Progress::Step { step, steps, title } => view.step(step, steps, &title),
+            Progress::Step { step, steps, title } => {
+                worked = true;
+                view.step(step, steps, &title);
+            }
             Progress::Log { line } => view.log(line),
-            Progress::Done { template, cached } => {
+            Progress::Done { template, .. } => {
                 view.bar.finish_and_clear();
                 return if json {
                     Ok(())
                 } else {
-                    done(&template, cached, begun)
+                    done(&template, worked, begun)
                 };
             }
             Progress::Error { error } => {
@@ -73,12 +77,12 @@ pub(crate) async fn follow(
         .into())
 }
 
-fn done(template: &Template, cached: bool, begun: Instant) -> Result<()> {
+fn done(template: &Template, worked: bool, begun: Instant) -> Result<()> {
     let size = crate::size::Size(template.size);
-    let how = if cached {
-        "is there already".to_owned()
-    } else {
+    let how = if worked {
         format!("is ready after {:.1} s", begun.elapsed().as_secs_f64())
+    } else {
+        "is there already".to_owned()
     };
     output::line(format!("{} {how} ({size}, id {})", template.name, template.id))
 }
