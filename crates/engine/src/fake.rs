@@ -13,8 +13,8 @@ use tokio::io::DuplexStream;
 use tokio::sync::watch;
 
 use crate::{
-    About, BoxExit, BoxRecord, BoxSpec, BoxStats, Engine, EngineError, GuestStream, Id, Isolation, Listening,
-    MemoryImage, Result,
+    About, BoxExit, BoxRecord, BoxSpec, BoxStats, Dumped, Engine, EngineError, GuestStream, Id, Isolation,
+    Listening, MemoryImage, Result,
 };
 
 mod homes;
@@ -32,6 +32,7 @@ pub struct FakeEngine {
     starts_held: watch::Sender<bool>,
     stops_held: watch::Sender<bool>,
     checkpoints_held: watch::Sender<bool>,
+    seals_held: watch::Sender<bool>,
     restores_held: watch::Sender<bool>,
 }
 
@@ -43,6 +44,7 @@ impl Default for FakeEngine {
             starts_held: watch::Sender::new(false),
             stops_held: watch::Sender::new(false),
             checkpoints_held: watch::Sender::new(false),
+            seals_held: watch::Sender::new(false),
             restores_held: watch::Sender::new(false),
         }
     }
@@ -87,7 +89,11 @@ impl FakeEngine {
 
     /// The next checkpoint finds something that it cannot save.
     pub fn fail_next_checkpoint(&self, reason: &str) {
-        self.world().fail_checkpoints.push(reason.to_owned());
+        self.fail_next_checkpoint_with(EngineError::CannotCheckpoint(reason.to_owned()));
+    }
+
+    pub fn fail_next_checkpoint_with(&self, error: EngineError) {
+        self.world().fail_checkpoints.push(error);
     }
 
     /// Nobody can look whether a box is there.
@@ -126,6 +132,11 @@ impl FakeEngine {
 
     pub fn hold_checkpoints(&self, hold: bool) {
         self.checkpoints_held.send_replace(hold);
+    }
+
+    /// While held, the memory of boxes that go on is not on disk yet.
+    pub fn hold_seals(&self, hold: bool) {
+        self.seals_held.send_replace(hold);
     }
 
     pub fn hold_restores(&self, hold: bool) {
@@ -404,8 +415,8 @@ impl Engine for FakeEngine {
         while_held(&self.checkpoints_held).await;
         let memory = {
             let mut world = self.world();
-            if let Some(reason) = world.fail_checkpoints.pop() {
-                return Err(EngineError::CannotCheckpoint(reason));
+            if let Some(error) = world.fail_checkpoints.pop() {
+                return Err(error);
             }
             let one = world.living(id)?;
             if !*one.frozen.borrow() {
@@ -420,6 +431,15 @@ impl Engine for FakeEngine {
             size: whole.len() as u64,
             guest_hash: "fake".to_owned(),
         })
+    }
+
+    async fn dump(&self, id: &Id, image: &Path) -> Result<Dumped> {
+        let whole = self.checkpoint(id, image).await?;
+        let held = self.seals_held.clone();
+        Ok(Dumped::new(async move {
+            while_held(&held).await;
+            Ok(whole)
+        }))
     }
 
     async fn restore(&self, spec: &BoxSpec, image: &Path) -> Result<BoxRecord> {

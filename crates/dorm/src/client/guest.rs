@@ -19,6 +19,8 @@ use super::{Body, Client, MAX_ANSWER, agent_path, connect, encode, full};
 use crate::exit::{Exit, Failure};
 
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
+/// How long to wait before the next look where the daemon does not tell.
+const UNTOLD: Duration = Duration::from_secs(1);
 
 pub(crate) struct Guest<'a> {
     client: &'a Client,
@@ -34,7 +36,10 @@ pub(crate) struct Asleep {
 impl Asleep {
     /// Until something happens to the agent, or it should be looked at again: the connection may be gone without a word.
     pub(crate) async fn changes(mut self) {
-        let _ = tokio::time::timeout(LOOK_AGAIN, self.events.next()).await;
+        let next = tokio::time::timeout(LOOK_AGAIN, self.events.next()).await;
+        if let Ok(Ok(None) | Err(_)) = next {
+            tokio::time::sleep(UNTOLD).await;
+        }
     }
 }
 

@@ -13,7 +13,7 @@ pub(super) struct World {
     pub(super) fail_stops: Vec<String>,
     pub(super) fail_freezes: Vec<String>,
     pub(super) fail_thaws: Vec<String>,
-    pub(super) fail_checkpoints: Vec<String>,
+    pub(super) fail_checkpoints: Vec<EngineError>,
     pub(super) hidden: bool,
     pub(super) fail_restores: Vec<EngineError>,
     pub(super) fail_conversions: Vec<EngineError>,

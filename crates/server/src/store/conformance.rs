@@ -466,6 +466,8 @@ macro_rules! conformance {
             a_name_is_taken_once_and_free_again_after_deletion
             the_lowest_free_slot_is_given_and_there_is_an_end_to_them
             host_uids_of_a_fork_or_a_kept_snapshot_are_given_to_nobody_else
+            nobody_shares_a_host_uid_whatever_the_first_one_was_before
+            host_uids_below_a_first_uid_that_was_raised_stand_in_nobodys_way
             a_change_of_state_comes_with_its_event_and_its_box
             a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_state
             a_network_policy_is_replaced

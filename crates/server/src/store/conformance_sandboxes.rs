@@ -8,8 +8,8 @@ use dorm_engine::{Id, Isolation};
 use super::conformance::{SLOTS, new_agent};
 use super::{Store, StoreError};
 use crate::records::{
-    BuildRecord, BuildStatus, NewAgentRecord, OnTimeout, Origin, PauseMode, Reach, SandboxRecord,
-    SecretRecord, SnapshotKind, SnapshotRecord, TemplateLimits, VolumeMount, Workspace,
+    BuildRecord, BuildStatus, NewAgentRecord, OnTimeout, Origin, PauseMode, Profile, Reach, SandboxRecord,
+    SecretRecord, Slots, SnapshotKind, SnapshotRecord, TemplateLimits, VolumeMount, Workspace,
 };
 
 fn sandbox() -> SandboxRecord {
@@ -106,6 +106,20 @@ pub(super) async fn a_kept_snapshot_outlives_its_agent(store: &dyn Store) {
     assert_eq!(store.snapshots().await.unwrap().len(), 1);
 }
 
+fn kept_snapshot(agent: &Profile) -> SnapshotRecord {
+    SnapshotRecord {
+        id: Id::random(),
+        agent: agent.id.clone(),
+        made: 1,
+        label: String::new(),
+        kind: SnapshotKind::Full,
+        parent: None,
+        isolation: Isolation::default(),
+        size: 9,
+        origin: Some(Origin::of(agent, &Reach::default(), &Policy::default())),
+    }
+}
+
 pub(super) async fn host_uids_of_a_fork_or_a_kept_snapshot_are_given_to_nobody_else(store: &dyn Store) {
     let insert = async |new: NewAgentRecord| store.insert_agent(&new, SLOTS).await.unwrap().profile;
     let source = insert(new_agent("source")).await;
@@ -117,17 +131,7 @@ pub(super) async fn host_uids_of_a_fork_or_a_kept_snapshot_are_given_to_nobody_e
     store.delete_agent(&source.id).await.unwrap();
     let third = insert(new_agent("third")).await;
     assert_eq!(third.slot, 2, "slot 0 has the fork's host uids");
-    let snapshot = SnapshotRecord {
-        id: Id::random(),
-        agent: third.id.clone(),
-        made: 1,
-        label: String::new(),
-        kind: SnapshotKind::Full,
-        parent: None,
-        isolation: Isolation::default(),
-        size: 9,
-        origin: Some(Origin::of(&third, &Reach::default(), &Policy::default())),
-    };
+    let snapshot = kept_snapshot(&third);
     store.insert_snapshot(&snapshot).await.unwrap();
     store.delete_agent(&third.id).await.unwrap();
     assert_eq!(
@@ -137,6 +141,53 @@ pub(super) async fn host_uids_of_a_fork_or_a_kept_snapshot_are_given_to_nobody_e
     );
     store.delete_snapshot(&snapshot.id).await.unwrap();
     assert_eq!(insert(new_agent("fifth")).await.slot, 2);
+}
+
+pub(super) async fn nobody_shares_a_host_uid_whatever_the_first_one_was_before(store: &dyn Store) {
+    let from = |first_uid| Slots { first_uid, ..SLOTS };
+    let old = store
+        .insert_agent(&new_agent("old"), SLOTS)
+        .await
+        .unwrap()
+        .profile;
+    let below = store
+        .insert_agent(&new_agent("below"), from(SLOTS.first_uid - 1))
+        .await;
+    assert_eq!(
+        below.unwrap().profile.uid_base,
+        SLOTS.first_uid - 1 + 2 * Slots::UIDS
+    );
+    store.insert_snapshot(&kept_snapshot(&old)).await.unwrap();
+    store.delete_agent(&old.id).await.unwrap();
+    let above = store
+        .insert_agent(&new_agent("above"), from(SLOTS.first_uid + 1))
+        .await;
+    assert_eq!(
+        above.unwrap().profile.uid_base,
+        SLOTS.first_uid + 1 + 3 * Slots::UIDS
+    );
+}
+
+pub(super) async fn host_uids_below_a_first_uid_that_was_raised_stand_in_nobodys_way(store: &dyn Store) {
+    let raised = Slots {
+        first_uid: SLOTS.first_uid + 3 * Slots::UIDS,
+        ..SLOTS
+    };
+    let old = store
+        .insert_agent(&new_agent("old"), SLOTS)
+        .await
+        .unwrap()
+        .profile;
+    let beside = store.insert_agent(&new_agent("beside"), raised).await;
+    assert_eq!(
+        beside.unwrap().profile.uid_base,
+        raised.uid_base(1),
+        "slot 0 is the old one's"
+    );
+    store.insert_snapshot(&kept_snapshot(&old)).await.unwrap();
+    store.delete_agent(&old.id).await.unwrap();
+    let later = store.insert_agent(&new_agent("later"), raised).await;
+    assert_eq!(later.unwrap().profile.uid_base, raised.uid_base(0));
 }
 
 pub(super) async fn a_secret_is_kept_changed_and_deleted_in_its_workspace(store: &dyn Store) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dorm_engine::Isolation;
+use dorm_engine::{Engine as _, Isolation};
 
 use super::World;
 use crate::config::OnShutdown;
@@ -286,15 +286,18 @@ async fn an_ephemeral_agent_whose_start_was_not_finished_is_gone_after_a_crash()
     }
 }
 
+/// What the agent was is kept, and it is not back yet.
+const ROLLING_BACK: [Point; 5] = [
+    Point::RollBackRecorded,
+    Point::RollBackStaged,
+    Point::RollBackBoxGone,
+    Point::RollBackHomeBack,
+    Point::RollBackMoved,
+];
+
 #[tokio::test]
 async fn a_crash_in_a_rollback_leaves_either_home_whole_and_a_snapshot_of_what_was() {
-    for point in [
-        Point::RollBackRecorded,
-        Point::RollBackStaged,
-        Point::RollBackBoxGone,
-        Point::RollBackHomeBack,
-        Point::RollBackMoved,
-    ] {
+    for point in ROLLING_BACK {
         let world = die_at(point, Act::RollBack, Lifetime::Persistent, false).await;
         let agent = world.get("one").unwrap();
         let expected = match point {
@@ -314,6 +317,37 @@ async fn a_crash_in_a_rollback_leaves_either_home_whole_and_a_snapshot_of_what_w
             Some("a newer secret")
         );
         assert_eq!(world.homes.content(&agent.profile.id).as_deref(), Some("new"));
+        world.assert_in_order().await;
+    }
+}
+
+#[tokio::test]
+async fn an_ephemeral_agent_goes_with_its_box_when_a_crash_cuts_its_rollback_short() {
+    for point in ROLLING_BACK {
+        for reboot in [false, true] {
+            let world = die_at(point, Act::RollBack, Lifetime::Ephemeral, reboot).await;
+            assert!(world.get("one").is_none(), "{point:?}");
+            assert!(world.engine.present().await.unwrap().is_empty(), "{point:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_ephemeral_agent_that_was_back_at_its_snapshot_before_the_crash_is_there_still() {
+    for reboot in [false, true] {
+        let world = die_at(
+            Point::RollBackFinished,
+            Act::RollBack,
+            Lifetime::Ephemeral,
+            reboot,
+        )
+        .await;
+        let agent = world.get("one").unwrap();
+        let id = &agent.profile.id;
+        assert_eq!(agent.state(), State::Hibernated);
+        agent.ensure_running().await.unwrap();
+        assert_eq!(world.engine.memory(id).as_deref(), Some("a secret"));
+        assert_eq!(world.homes.content(id).as_deref(), Some("old"));
         world.assert_in_order().await;
     }
 }

@@ -12,7 +12,10 @@ use crate::lifecycle::{Agent, Trouble};
 use crate::records::{Lifetime, State, Workspace};
 use crate::store::Store as _;
 
-fn ask<F>(agent: &Arc<Agent>, how: impl FnOnce(Arc<Agent>) -> F) -> tokio::task::JoinHandle<F::Output>
+pub(super) fn ask<F>(
+    agent: &Arc<Agent>,
+    how: impl FnOnce(Arc<Agent>) -> F,
+) -> tokio::task::JoinHandle<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,
 {

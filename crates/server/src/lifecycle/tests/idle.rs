@@ -17,7 +17,7 @@ use crate::records::{Lifetime, Sleep, SleepChange, State};
 const MIB: u64 = 1 << 20;
 
 /// A world whose agents go to sleep, and the memory that its host has left.
-async fn watched(settings: Standby) -> (World, FakeGuests, Arc<AtomicU64>) {
+pub(super) async fn watched(settings: Standby) -> (World, FakeGuests, Arc<AtomicU64>) {
     let world = World::new().await;
     let guests = FakeGuests::answering(&world.engine, |_| None);
     let available = Arc::new(AtomicU64::new(900 * MIB));
@@ -32,7 +32,7 @@ async fn watched(settings: Standby) -> (World, FakeGuests, Arc<AtomicU64>) {
     (world, guests, available)
 }
 
-async fn seconds(seconds: u64) {
+pub(super) async fn seconds(seconds: u64) {
     sleep(Duration::from_secs(seconds)).await;
 }
 
@@ -335,19 +335,6 @@ async fn where_no_images_can_be_made_agents_stay_in_standby() {
     seconds(10_000).await;
     assert_eq!(agent.state(), State::Standby);
     assert_eq!(world.engine.checkpoints(), 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_memory_that_cannot_be_saved_is_not_tried_again_until_it_was_awake() {
-    let (world, ..) = watched(Standby::default()).await;
-    let agent = world.running("one").await;
-    world.engine.fail_next_checkpoint("process 7 uses io_uring");
-    seconds(10_000).await;
-    assert_eq!(agent.state(), State::Standby);
-    assert_eq!(world.engine.checkpoints(), 1);
-    agent.ensure_running().await.unwrap();
-    until(&agent, State::Hibernated).await;
-    assert_eq!(world.engine.checkpoints(), 2);
 }
 
 #[tokio::test(start_paused = true)]

@@ -19,6 +19,7 @@ use crate::records::{
 use crate::store::Store as _;
 use crate::store::memory::MemoryStore;
 
+mod again;
 mod convert;
 mod crash;
 mod drive;
@@ -32,6 +33,7 @@ mod restart;
 mod sleep;
 mod snapshots;
 mod tangle;
+mod told;
 
 /// What outlives a daemon, and the daemon of the moment.
 struct World {

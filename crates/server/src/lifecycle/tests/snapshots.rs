@@ -6,7 +6,7 @@ use std::time::Duration;
 use dorm_engine::{EngineError, Homes as _};
 use futures_util::FutureExt as _;
 
-use super::drive::settle;
+use super::drive::{ask, settle};
 use super::{World, reaches};
 use crate::config::OnShutdown;
 use crate::faults::{Action, Point};
@@ -247,6 +247,41 @@ async fn a_live_snapshot_holds_nobody_up_while_it_goes_to_disk() {
     assert!(!world.engine.is_frozen(&agent.profile.id));
     agent.ensure_running().await.unwrap();
     assert_eq!(agent.published().status.reason, "started");
+}
+
+#[tokio::test]
+async fn a_request_that_meets_a_live_snapshot_is_served_before_that_is_on_disk_and_wakes_nobody_later() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    let id = agent.profile.id.clone();
+    world.engine.hold_checkpoints(true);
+    world.engine.hold_seals(true);
+    let taken = ask(&agent, |agent| async move {
+        agent.snapshot("", SnapshotKind::Full).await
+    });
+    while world.engine.checkpoints() == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(agent.state(), State::Freezing);
+    let paused = ask(&agent, |agent| async move { agent.pause().await });
+    settle().await;
+    let reached = ask(&agent, |agent| async move { agent.ensure_running().await });
+    settle().await;
+    assert!(!reached.is_finished(), "it is held still");
+    world.engine.hold_checkpoints(false);
+    while world.engine.is_frozen(&id) {
+        tokio::task::yield_now().await;
+    }
+    settle().await;
+    assert!(!taken.is_finished(), "its memory is not on disk yet");
+    assert!(reached.is_finished(), "it goes on");
+    reached.await.unwrap().unwrap();
+    world.engine.hold_seals(false);
+    taken.await.unwrap().unwrap();
+    paused.await.unwrap().unwrap();
+    settle().await;
+    assert_eq!(agent.state(), State::Standby);
+    world.assert_in_order().await;
 }
 
 #[tokio::test]

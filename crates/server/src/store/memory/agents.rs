@@ -25,8 +25,9 @@ impl Tables {
         };
         let free = |slot: &u32| {
             let uids = slots.uid_base(*slot);
-            let another = |agent: &AgentRecord| agent.profile.slot != *slot && agent.profile.uid_base != uids;
-            self.agents.iter().all(another) && kept().all(|origin| origin.uid_base != uids)
+            let apart = |base: u32| base.abs_diff(uids) >= Slots::UIDS;
+            let another = |agent: &AgentRecord| agent.profile.slot != *slot && apart(agent.profile.uid_base);
+            self.agents.iter().all(another) && kept().all(|origin| apart(origin.uid_base))
         };
         let slot = (0..slots.max)
             .find(free)

@@ -301,13 +301,14 @@ fn found(agent: &Id, rows: u64) -> Result<()> {
 }
 
 /// One whose host uids nobody has: those of a fork, and those that a kept snapshot is bound to, are of a slot that may have
-/// been free for long.
+/// been free for long. Where the first uid is another than it was, theirs may be in part of one slot and in part of the next.
 async fn lowest_free_slot(tx: &mut Transaction<'_, Sqlite>, slots: Slots) -> Result<u32> {
     let free: i64 = sqlx::query_scalar(
-        "WITH taken(slot) AS MATERIALIZED ( \
-         SELECT slot FROM agents UNION SELECT (uid_base - ?1) / ?2 FROM agents WHERE uid_base >= ?1 UNION \
-         SELECT (json_extract(origin, '$.uid_base') - ?1) / ?2 FROM snapshots \
-         WHERE json_valid(origin) AND json_extract(origin, '$.uid_base') >= ?1) \
+        "WITH bases(uid) AS (SELECT uid_base FROM agents UNION \
+         SELECT json_extract(origin, '$.uid_base') FROM snapshots WHERE json_valid(origin)), \
+         taken(slot) AS MATERIALIZED (SELECT slot FROM agents UNION \
+         SELECT (uid - ?1) / ?2 FROM bases WHERE uid >= ?1 UNION \
+         SELECT (uid - ?1 + ?2 - 1) / ?2 FROM bases WHERE uid > ?1 - ?2) \
          SELECT min(slot) + 1 FROM (SELECT -1 AS slot UNION ALL SELECT slot FROM taken) \
          WHERE slot + 1 NOT IN taken",
     )
