@@ -106,10 +106,9 @@ fn a_criu_that_is_killed_at_its_work_costs_no_memory() -> Result<()> {
     kill_process(criu, Signal::STOP)?;
     let refused = thread::scope(|scope| {
         let waking = scope.spawn(|| server.dorm(&["wake", &agent.name]));
-        let group = || server.remains.processes_of(&agent.id);
-        let taken = harness::eventually("it is taken for the box", || {
-            Ok(group().contains(&criu.as_raw_nonzero().get()).then_some(()))
-        });
+        let mounts = format!("/proc/{}/mountinfo", criu.as_raw_nonzero());
+        let has_home = || Ok(fs::read_to_string(&mounts)?.contains(&agent.id).then_some(()));
+        let taken = harness::eventually("it is taken for the box", has_home);
         let killed = kill_process(criu, Signal::KILL);
         let refused = waking.join().map_err(|_| anyhow::anyhow!("the wake broke off"))?;
         taken.and(killed.map_err(Into::into)).and(refused)
