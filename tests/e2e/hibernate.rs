@@ -241,6 +241,10 @@ fn a_snapshot_tells_what_it_holds_beyond_the_one_before() -> Result<()> {
         held.collect::<Option<_>>().context("a snapshot without a size")
     };
     let close = |held: u64, megabytes: u64| (megabytes << 20..(megabytes + 3) << 20).contains(&held);
+    // Copies of what they are compared with, its template among it, make no difference.
+    let fork = format!("{}-fork", agent.name);
+    server.dorm(&["fork", &agent.name, &fork, "--from", "first", "--no-start"])?.succeeded()?;
+    let (_fork, _another) = (server.adopt(&fork)?, server.agent("beside")?);
     let both = held()?;
     ensure!(both.len() == 2 && close(both[0], 20) && close(both[1], 5), "they hold {both:?}");
     server.dorm(&["snapshots", &agent.name, "--delete", "first"])?.succeeded()?;

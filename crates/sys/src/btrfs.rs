@@ -221,6 +221,11 @@ pub fn generation(subvolume: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(info(subvolume)?.generation)
 }
 
+/// The generation of the last change of a file in the subvolume. Unlike [`generation`], copies that are made of it do not raise it.
+pub fn changed(subvolume: BorrowedFd<'_>) -> io::Result<u64> {
+    Ok(info(subvolume)?.transids[0])
+}
+
 /// Where a subvolume comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin {

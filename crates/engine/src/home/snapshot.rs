@@ -64,14 +64,13 @@ impl Pool {
             opened => opened.map(Some).map_err(failed()),
         };
         let snapshots = self.filesystem.root.join("snapshots");
-        let earlier = match open(snapshots.join(before.as_str()))? {
-            Some(earlier) => Some(earlier),
-            None => open(self.template_path(before))?,
-        };
-        // Everything is newer than what is gone.
-        let since = match earlier {
-            Some(earlier) => btrfs::generation(earlier.as_fd()).map_err(failed())?,
-            None => 0,
+        let since = match open(snapshots.join(before.as_str()))? {
+            Some(earlier) => btrfs::origin(earlier.as_fd()).map_err(failed())?.made,
+            None => match open(self.template_path(before))? {
+                Some(template) => btrfs::changed(template.as_fd()).map_err(failed())?,
+                // Everything is newer than what is gone.
+                None => 0,
+            },
         };
         let later = open(snapshots.join(snapshot.as_str()))?;
         let later = later.ok_or_else(|| EngineError::NoHome(snapshot.clone()))?;
