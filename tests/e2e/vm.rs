@@ -21,7 +21,8 @@ use isolations::{
 use jail::qemu_and_the_file_server_of_a_machine_are_locked_up;
 use room::{
     a_file_named_as_a_machines_disk_is_a_file_of_the_machine, connections_that_nobody_accepts_leave_room_for_others,
-    files_are_not_kept_without_a_memory_that_has_what_the_disk_lacks, what_a_machine_gives_up_the_host_has_again, what_a_machine_had_in_memory_is_nowhere_once_that_is_given_up,
+    files_are_not_kept_without_a_memory_that_has_what_the_disk_lacks, what_a_machine_gives_up_the_host_has_again,
+    what_a_machine_had_in_memory_is_nowhere_once_that_is_given_up,
 };
 
 harness::tests![

@@ -24,6 +24,7 @@ mod convert;
 mod crash;
 mod drive;
 mod durable;
+mod forks;
 mod full;
 mod go_on;
 mod idle;
