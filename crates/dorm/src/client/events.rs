@@ -1,19 +1,20 @@
 //! Events as they happen.
 
-use std::collections::VecDeque;
+use std::io;
 
 use anyhow::{Context, Result};
+use bytes::Bytes;
 use dorm_server::api::types::Event;
+use futures_util::Stream;
 use http::{Method, header};
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt as _};
+use tokio_util::io::StreamReader;
 
+use super::guest::chunks;
 use super::{Client, full};
 
 pub(crate) struct EventStream {
-    body: Incoming,
     lines: Lines,
-    arrived: VecDeque<String>,
 }
 
 impl Client {
@@ -24,9 +25,7 @@ impl Client {
             .header(header::ACCEPT, "text/event-stream")
             .body(full(""))?;
         Ok(EventStream {
-            body: self.send(request).await?.into_body(),
-            lines: Lines::default(),
-            arrived: VecDeque::new(),
+            lines: lines(chunks(self.send(request).await?.into_body())),
         })
     }
 }
@@ -34,57 +33,48 @@ impl Client {
 impl EventStream {
     /// None once the daemon ends, or the agent is gone.
     pub(crate) async fn next(&mut self) -> Result<Option<Event>> {
-        loop {
-            while let Some(line) = self.arrived.pop_front() {
-                if let Some(text) = line.strip_prefix("data: ") {
-                    let event = serde_json::from_str(text);
-                    return event
-                        .context("an event is not what this version of dorm expects")
-                        .map(Some);
-                }
-            }
-            let Some(frame) = self.body.frame().await else {
-                return Ok(None);
-            };
-            if let Ok(data) = frame.context("the stream of events broke off")?.into_data() {
-                self.arrived.extend(self.lines.push(&data));
+        while let Some(line) = self
+            .lines
+            .next_line()
+            .await
+            .context("the stream of events broke off")?
+        {
+            if let Some(text) = line.strip_prefix("data: ") {
+                let event = serde_json::from_str(text);
+                return event
+                    .context("an event is not what this version of dorm expects")
+                    .map(Some);
             }
         }
+        Ok(None)
     }
 }
 
 /// Whole lines out of pieces.
-#[derive(Default)]
-struct Lines(Vec<u8>);
+pub(crate) type Lines = tokio::io::Lines<Box<dyn AsyncBufRead + Send + Unpin>>;
 
-impl Lines {
-    fn push(&mut self, data: &[u8]) -> Vec<String> {
-        self.0.extend_from_slice(data);
-        let Some(end) = self.0.iter().rposition(|byte| *byte == b'\n') else {
-            return Vec::new();
-        };
-        let whole: Vec<u8> = self.0.drain(..=end).collect();
-        String::from_utf8_lossy(&whole)
-            .lines()
-            .map(str::to_owned)
-            .collect()
-    }
+pub(crate) fn lines(pieces: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Lines {
+    let reader: Box<dyn AsyncBufRead + Send + Unpin> = Box::new(StreamReader::new(Box::pin(pieces)));
+    reader.lines()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn lines_are_found_however_they_arrive() {
+    #[tokio::test]
+    async fn lines_are_found_however_they_arrive() {
         let text = "id: 1\ndata: {}\n\n: still here\n\n";
         for step in 1..=text.len() {
-            let mut lines = Lines::default();
-            let found: Vec<_> = text
+            let pieces = text
                 .as_bytes()
                 .chunks(step)
-                .flat_map(|piece| lines.push(piece))
-                .collect();
+                .map(|piece| Ok(Bytes::from_static(piece)));
+            let mut lines = lines(futures_util::stream::iter(pieces.collect::<Vec<_>>()));
+            let mut found = Vec::new();
+            while let Some(line) = lines.next_line().await.unwrap() {
+                found.push(line);
+            }
             assert_eq!(
                 found,
                 ["id: 1", "data: {}", "", ": still here", ""],

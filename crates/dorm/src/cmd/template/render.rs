@@ -8,9 +8,8 @@ use dorm_server::api::types::{ErrorBody, Progress, Template};
 use http::Response;
 use hyper::body::Incoming;
 use indicatif::ProgressBar;
-use tokio::io::AsyncBufReadExt;
-use tokio_util::io::StreamReader;
 
+use crate::client::events::lines;
 use crate::client::guest::chunks;
 use crate::exit::{Exit, Failure};
 use crate::output::printable;
@@ -27,7 +26,7 @@ pub(crate) async fn follow(
     json: bool,
 ) -> Result<()> {
     let begun = Instant::now();
-    let mut lines = StreamReader::new(Box::pin(chunks(response.into_body()))).lines();
+    let mut lines = lines(chunks(response.into_body()));
     let mut view = View {
         bar: if json {
             ProgressBar::hidden()
