@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
 
 use crate::harness::{self, Server, Skip};
 
-harness::tests![every_command_in_the_documents_is_one, every_verb_has_help];
+harness::tests![every_command_in_the_documents_is_one, every_verb_has_help, the_quickstart_shows_memory_that_survives];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -101,4 +104,44 @@ fn every_verb_has_help() -> Result<()> {
         ensure!(text.contains("Usage: "), "{text}");
     }
     Ok(())
+}
+
+/// On a server that has the template, with an agent that has the package already: nothing is fetched.
+fn the_quickstart_shows_memory_that_survives() -> Result<()> {
+    if let Some(why) = harness::engines::missing_for("criu")? {
+        return Err(Skip(why).into());
+    }
+    let server = Server::start()?;
+    server.dorm(&["new", "demo"])?.succeeded()?;
+    let jq = "printf '#!/bin/sh\\necho jq-of-the-test\\n' > /usr/local/bin/jq && chmod +x /usr/local/bin/jq";
+    server.dorm(&["exec", "demo", "-u", "root", "--", "sh", "-c", jq])?.succeeded()?;
+    let mut quickstart = Command::new(root().join("scripts/quickstart"));
+    quickstart.arg("--data").arg(&server.data).env("DORM_BIN", harness::binary());
+    // It puts another daemon in the place of the first, once that has been waited for.
+    let (shown, ended) = std::thread::scope(|scope| {
+        let shown = scope.spawn(|| harness::run(quickstart, b""));
+        let ended = server.wait_for_end();
+        (shown.join().expect("a command does not panic"), ended)
+    });
+    if let Ok(Some(pid)) = daemon(&server) {
+        kill_process(pid, Signal::TERM)?;
+        harness::eventually("its daemon ends", || Ok(test_kill_process(pid).is_err().then_some(())))?;
+    }
+    server.launch(&[])?;
+    let shown = shown?.text()?;
+    ended?;
+    for step in ["put to disk", "restart the daemon", "wake, and ask the process", "fork it, running", "jq-of-the-test"] {
+        ensure!(shown.contains(step), "`{step}` is missing:\n{shown}");
+    }
+    let value = shown.lines().find_map(|line| line.split_once("in its memory alone: "));
+    let (_, value) = value.with_context(|| format!("no process holds a value:\n{shown}"))?;
+    let answers = shown.lines().filter(|line| *line == value).count();
+    ensure!(answers == 2, "{answers} of two processes say {value}:\n{shown}");
+    server.dorm(&["rm", "--yes", "demo"])?.succeeded().map(drop)
+}
+
+fn daemon(server: &Server) -> Result<Option<Pid>> {
+    let told: Value = serde_json::from_slice(&fs::read(server.data.join("daemon.json"))?)?;
+    let pid = told["pid"].as_i64().context("a pid")?;
+    Ok(Pid::from_raw(i32::try_from(pid)?))
 }

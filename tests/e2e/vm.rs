@@ -17,6 +17,7 @@ mod room;
 
 use isolations::{
     an_agent_keeps_its_files_whatever_isolation_it_gets, an_agent_that_cannot_become_a_machine_goes_on_as_it_was,
+    an_agent_that_is_deleted_while_its_isolation_changes_goes_without_its_files_being_waited_for,
 };
 use jail::qemu_and_the_file_server_of_a_machine_are_locked_up;
 use room::{
@@ -39,6 +40,7 @@ harness::tests![
     connections_that_nobody_accepts_leave_room_for_others,
     an_agent_keeps_its_files_whatever_isolation_it_gets,
     an_agent_that_cannot_become_a_machine_goes_on_as_it_was,
+    an_agent_that_is_deleted_while_its_isolation_changes_goes_without_its_files_being_waited_for,
     a_container_engine_of_the_boxs_own_goes_on_over_the_disk,
 ];
 
@@ -143,6 +145,9 @@ const CUT_OFF: &str = "ip link set eth0 down && ip link set eth0 name uplink && 
     'add table inet own; add chain inet own coming { type filter hook input priority 0; policy drop; }; \
      add chain inet own going { type filter hook output priority 0; policy drop; }'; }";
 
+/// The link, its address and its routes are there, and lead nowhere.
+const FORGET_GATEWAY: &str = "ip neigh flush nud permanent";
+
 /// The ring's secret, and how far it has come.
 fn ring(agent: &Agent) -> Result<(String, u64)> {
     let text = agent.sh_text("cat /tmp/ring")?;
@@ -223,18 +228,21 @@ fn a_ring_of_io_uring_goes_on_over_the_disk_and_the_end_of_network_and_daemon() 
     agent.exec_with(&["-d"], &["python3", "-c", RING])?.succeeded()?;
     agent.until("the ring goes round", "test -s /tmp/ring")?;
     let (secret, mut count) = ring(&agent)?;
-    for round in 0..2 {
-        if round == 1 {
-            agent.root(CUT_OFF)?.succeeded()?;
-            let route = agent.sh_text("ip route show default")?;
-            ensure!(route.is_empty(), "it is not cut off: {route}");
-            count = goes_on(&agent, &secret, count)?;
-        }
+    for (cut_off, is_there) in [
+        ("true", "ip route show default"),
+        (CUT_OFF, "ip route show default"),
+        (FORGET_GATEWAY, "ip neigh show nud permanent"),
+    ] {
+        agent.root(cut_off)?.succeeded()?;
+        let there = agent.sh_text(is_there)?;
+        ensure!(there.is_empty() == (cut_off != "true"), "after {cut_off}: {there}");
+        count = goes_on(&agent, &secret, count)?;
         agent.hibernate()?;
         let left = server.remains.of_box(&agent.id);
         ensure!(left.is_empty(), "{left:?}");
         agent.wake()?;
         count = goes_on(&agent, &secret, count)?;
+        ensure!(!agent.sh_text(is_there)?.is_empty(), "it is cut off still, after {cut_off}");
     }
     // Its network is there again, at the same device, whatever that is called.
     let address = agent.sh_text("test -e /sys/class/net/uplink && hostname -I")?;

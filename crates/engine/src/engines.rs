@@ -127,6 +127,11 @@ impl Engines {
         Ok(kind)
     }
 
+    /// Whether the home is one that boxes of this isolation run on.
+    fn has_its_form(&self, spec: &BoxSpec) -> Result<bool> {
+        Ok(self.host.pool.is_machine(&spec.id)? == (spec.isolation == Isolation::Vm))
+    }
+
     fn live(&self, id: &Id) -> Result<(Arc<LiveBox>, &dyn Kind)> {
         let live = self.host.live(id)?;
         let kind = self.kind(live.isolation);
@@ -138,9 +143,8 @@ impl Engines {
 impl Engine for Engines {
     async fn start(&self, spec: &BoxSpec) -> Result<BoxRecord> {
         let engine = self.engine(spec.isolation)?;
-        // It may have been given another isolation, or another home.
-        for left_out in self.convert(spec).await? {
-            tracing::warn!(id = %spec.id, what = left_out, "not all files of the machine are files of the home");
+        if !self.has_its_form(spec)? {
+            return Err(EngineError::OtherForm(spec.id.clone()));
         }
         engine.start(spec).await
     }
@@ -156,22 +160,19 @@ impl Engine for Engines {
                 let made = pool.prepare_machine(&spec.id, spec.uid_base, spec.limits.disk);
                 made.await.map(|()| Vec::new())
             }
-            Isolation::Container | Isolation::Gvisor if pool.is_machine(&spec.id)? => {
-                self.vm.make_files(spec).await
-            }
-            Isolation::Container | Isolation::Gvisor => Ok(Vec::new()),
+            Isolation::Container | Isolation::Gvisor if self.has_its_form(spec)? => Ok(Vec::new()),
+            Isolation::Container | Isolation::Gvisor => self.vm.make_files(spec).await,
         }
     }
 
     async fn can_convert(&self, spec: &BoxSpec) -> Result<()> {
         self.engine(spec.isolation)?;
-        let pool = &self.host.pool;
-        if pool.is_machine(&spec.id)? == (spec.isolation == Isolation::Vm) {
+        if self.has_its_form(spec)? {
             return Ok(());
         }
         // Only a machine knows what is on its disk, and what a machine's disk holds can be had by a machine alone.
         self.vm.boots().await?;
-        pool.has_room_to_convert(&spec.id).await
+        self.host.pool.has_room_to_convert(&spec.id).await
     }
 
     async fn forget_memory(&self, id: &Id) -> Result<()> {

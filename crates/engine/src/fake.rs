@@ -34,6 +34,7 @@ pub struct FakeEngine {
     checkpoints_held: watch::Sender<bool>,
     seals_held: watch::Sender<bool>,
     restores_held: watch::Sender<bool>,
+    conversions_held: watch::Sender<bool>,
 }
 
 impl Default for FakeEngine {
@@ -46,6 +47,7 @@ impl Default for FakeEngine {
             checkpoints_held: watch::Sender::new(false),
             seals_held: watch::Sender::new(false),
             restores_held: watch::Sender::new(false),
+            conversions_held: watch::Sender::new(false),
         }
     }
 }
@@ -113,6 +115,16 @@ impl FakeEngine {
     /// The next home that is to get another form is known not to have room, or an engine, for it.
     pub fn refuse_next_conversion(&self, error: EngineError) {
         self.world().refuse_conversion = Some(error);
+    }
+
+    /// While held, homes that are to get another form do not come to an end of it, unless they are swept.
+    pub fn hold_conversions(&self, hold: bool) {
+        self.conversions_held.send_replace(hold);
+    }
+
+    /// The next home that gets another form loses this.
+    pub fn leave_out_next(&self, what: &str) {
+        self.world().left_out.push(what.to_owned());
     }
 
     /// What homes were converted for.
@@ -257,16 +269,30 @@ impl Engine for FakeEngine {
         if world.boxes.contains_key(&spec.id) {
             return Err(EngineError::AlreadyRunning(spec.id.clone()));
         }
+        if !world.has_its_form(spec) {
+            return Err(EngineError::OtherForm(spec.id.clone()));
+        }
         Ok(world.add(spec, String::new()))
     }
 
     async fn convert(&self, spec: &BoxSpec) -> Result<Vec<String>> {
+        if self.world().has_its_form(spec) {
+            return Ok(Vec::new());
+        }
+        let swept = self.world().swept.len();
+        let is_swept = || self.world().swept[swept..].contains(&spec.id);
+        let mut held = self.conversions_held.subscribe();
+        let _ = held.wait_for(|held| !held || is_swept()).await;
+        if is_swept() {
+            return Err(declared("the machine has ended".to_owned()));
+        }
         let mut world = self.world();
         if let Some(error) = world.fail_conversions.pop() {
             return Err(error);
         }
+        world.forms.insert(spec.id.clone(), spec.isolation);
         world.conversions.push(spec.isolation);
-        Ok(Vec::new())
+        Ok(std::mem::take(&mut world.left_out))
     }
 
     async fn can_convert(&self, _: &BoxSpec) -> Result<()> {
@@ -384,6 +410,8 @@ impl Engine for FakeEngine {
         let mut world = self.world();
         world.boxes.remove(id);
         world.swept.push(id.clone());
+        drop(world);
+        self.conversions_held.send_modify(|_| {});
         Ok(())
     }
 

@@ -285,6 +285,8 @@ pub enum EngineError {
     NoEngine { isolation: Isolation, reason: String },
     #[error("there is no home of {0} on this machine")]
     NoHome(Id),
+    #[error("the home of {0} has the form of another isolation")]
+    OtherForm(Id),
     #[error("there is no volume {0} on this machine")]
     NoVolume(Id),
     #[error("no space is left on the disk ({free} bytes free)")]
@@ -355,12 +357,12 @@ pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 /// fit, and never leaves half a box behind.
 #[async_trait]
 pub trait Engine: Send + Sync + 'static {
-    /// Brings up a box on the home of `spec.id` and returns when its guest answers. A home in the form of another isolation is
-    /// converted first.
+    /// Brings up a box on the home of `spec.id`, which has the form for it, and returns when its guest answers.
     async fn start(&self, spec: &BoxSpec) -> Result<BoxRecord>;
 
-    /// Gives the home of `spec.id` the form that boxes of `spec.isolation` run on, with all its files. No box may run on it. A
-    /// crash leaves either form, whole. Gives what had to be left out, in words.
+    /// Gives the home of `spec.id` the form that boxes of `spec.isolation` run on, with all its files, if it has another. No box may run on
+    /// it. A crash leaves either form, whole, and so does an [`Engine::sweep`], which ends it early where the files come out of a machine. Gives
+    /// what had to be left out, in words.
     async fn convert(&self, spec: &BoxSpec) -> Result<Vec<String>>;
 
     /// Whether there is an engine that works, and room, for [`Engine::convert`], as far as that can be told while a box runs on the home.

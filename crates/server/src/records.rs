@@ -170,6 +170,15 @@ impl Status {
             since: now(),
         }
     }
+
+    /// Since when it has been so, where `before` was the same state: whatever was tried meanwhile has led nowhere else.
+    pub fn following(self, before: &Self) -> Self {
+        let since = match self.state == before.state {
+            true => before.since,
+            false => self.since,
+        };
+        Self { since, ..self }
+    }
 }
 
 /// No more of a text than records are for: some of it may be a box's own words.
@@ -469,6 +478,8 @@ pub struct Change<'a> {
     pub agent: &'a Id,
     pub from: State,
     pub to: &'a Status,
+    /// When it came about, which may be later than the beginning of a state that it leads back to.
+    pub at: i64,
     /// How long the transition took, if this ends one.
     pub millis: Option<i64>,
     pub box_record: BoxChange<'a>,

@@ -41,7 +41,7 @@ pub(crate) use outside::{Outside, Record, answers_peer_address, resolve};
 pub(crate) use pty::Terminal;
 pub(crate) use sdk::{Sdk, run_script, script_command};
 pub(crate) use server::{Options, Server};
-pub(crate) use wait::{eventually, slowness};
+pub(crate) use wait::{eventually, eventually_within, slowness};
 pub(crate) use web::Reply;
 pub(crate) use world::World;
 

@@ -14,8 +14,17 @@ pub(crate) fn slowness() -> u32 {
 }
 
 /// Asks until the answer is there, and fails with `what` if it never comes.
-pub(crate) fn eventually<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let until = Instant::now() + PATIENCE * slowness();
+pub(crate) fn eventually<T>(what: &str, ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    eventually_within(PATIENCE * slowness(), what, ask)
+}
+
+/// The same, of what takes long.
+pub(crate) fn eventually_within<T>(
+    patience: Duration,
+    what: &str,
+    mut ask: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let until = Instant::now() + patience;
     loop {
         if let Some(answer) = ask()? {
             return Ok(answer);

@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
 use super::needs_machines;
-use crate::harness::{Options, Server};
+use crate::harness::{self, Options, Server};
 
 /// Makes files of all kinds that a home can hold.
 const MAKE_FILES: &str = r#"
@@ -52,11 +53,15 @@ for folder, folders, files in sorted(os.walk('/srv/kept')):
         print(said)
 "#;
 
+/// A machine in emulation takes a minute for the files of a template where it is alone, of which the test removes some.
+const CONVERTED_WITHIN: Duration = Duration::from_secs(600);
+
 pub(super) fn an_agent_keeps_its_files_whatever_isolation_it_gets() -> Result<()> {
     needs_machines()?;
     let server = Server::shared()?;
     let agent = server.agent_with("moving", &["--memory", "256M", "--cpus", "1"])?;
-    let set = |isolation: &str| server.dorm(&["set", &agent.name, "--isolation", isolation]);
+    let set = |isolation: &str| harness::run_within(CONVERTED_WITHIN, server.command(&["set", &agent.name, "--isolation", isolation]), b"");
+    agent.root("rm -r /usr/share/locale /usr/share/perl /usr/share/zoneinfo /usr/share/doc /usr/lib/git-core")?.succeeded()?;
     agent.python(MAKE_FILES)?.succeeded()?;
     let told = agent.python(TELL_FILES)?.text()?;
     ensure!(told.lines().count() == 8 && told.contains("posix_acl_access") && told.contains("posix_acl_default") && told.contains("a\\nnote"), "{told}");
@@ -132,4 +137,30 @@ pub(super) fn an_agent_that_cannot_become_a_machine_goes_on_as_it_was() -> Resul
     ensure!(shown["isolation"] == "container" && shown["state"] == "running", "{shown}");
     ensure!(agent.sh_text("cat ~/file; stat -c %s /srv/noted")? == "kept\n0");
     server.in_order()
+}
+
+pub(super) fn an_agent_that_is_deleted_while_its_isolation_changes_goes_without_its_files_being_waited_for() -> Result<()> {
+    needs_machines()?;
+    let server = Server::start()?;
+    for sends in [false, true] {
+        let agent = super::machine(&server, "unwanted")?;
+        let changed = std::thread::scope(|scope| -> Result<_> {
+            let changed = scope.spawn(|| server.dorm(&["set", &agent.name, "--isolation", "container"]));
+            agent.becomes("stopping")?;
+            if sends {
+                let new_home = format!("incoming-{}", agent.id);
+                let begun = || Ok(server.remains.homes().contains(&new_home).then_some(()));
+                harness::eventually_within(CONVERTED_WITHIN, "the machine sends its files", begun)?;
+            }
+            server.dorm(&["rm", "--yes", &agent.name])?.succeeded()?;
+            changed.join().expect("a command does not panic")
+        })?;
+        changed.refused(4, &["being deleted"])?;
+        ensure!(!server.names()?.contains(&agent.name), "it is still there");
+        let log = server.log_text()?;
+        let gave_up = |line: &str| line.contains("a transition failed") && line.contains(&agent.name);
+        ensure!(log.lines().any(gave_up), "its files were waited for: {log}");
+        server.in_order()?;
+    }
+    Ok(())
 }

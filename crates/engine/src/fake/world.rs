@@ -19,6 +19,9 @@ pub(super) struct World {
     pub(super) fail_conversions: Vec<EngineError>,
     pub(super) refuse_conversion: Option<EngineError>,
     pub(super) conversions: Vec<Isolation>,
+    /// What homes were converted for.
+    pub(super) forms: BTreeMap<Id, Isolation>,
+    pub(super) left_out: Vec<String>,
     pub(super) cannot_checkpoint: Option<String>,
     pub(super) starts: u64,
     pub(super) stops: u64,
@@ -52,6 +55,11 @@ impl World {
         };
         self.boxes.insert(spec.id.clone(), one);
         record
+    }
+
+    /// Whether the home has the form for it; a new one is as a template is.
+    pub(super) fn has_its_form(&self, spec: &BoxSpec) -> bool {
+        *self.forms.get(&spec.id).unwrap_or(&Isolation::Container) == spec.isolation
     }
 
     pub(super) fn living(&mut self, id: &Id) -> Result<&mut FakeBox> {

@@ -18,16 +18,17 @@ use crate::log::log;
 const BUFFER: usize = 32 * 1024;
 
 /// Resets all connections over TCP but those that the machine has with itself.
-pub(super) fn end_to_outside() {
+pub(super) async fn end_to_outside() {
     for (family, table) in [(AF_INET, "/proc/net/tcp"), (AF_INET6, "/proc/net/tcp6")] {
-        // To end one, the kernel has to load modules first, which takes its time in emulation.
+        // To end one, the kernel has to load modules first, which takes its time in emulation, and another thread of this program.
         match std::fs::read_to_string(table) {
             Ok(table) if !tells_of_outside(&table) => continue,
             // Without IPv6.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             _ => {}
         }
-        if let Err(e) = end_all(family) {
+        let ended = tokio::task::spawn_blocking(move || end_all(family)).await;
+        if let Err(e) = ended.unwrap_or_else(|e| Err(io::Error::other(e))) {
             log!("connections to the outside cannot be ended: {e}");
         }
     }

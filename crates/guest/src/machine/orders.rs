@@ -86,7 +86,7 @@ impl Orders {
                     Ok(()) => Answer::Done,
                     Err(e) => Answer::Failed(format!("the network cannot be set up: {e}")),
                 };
-                let _ = tokio::task::spawn_blocking(connections::end_to_outside).await;
+                connections::end_to_outside().await;
                 still::release();
                 answer
             }

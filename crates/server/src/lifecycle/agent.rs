@@ -82,6 +82,8 @@ pub struct Published {
     pub current_box: Option<Arc<BoxRecord>>,
     /// Counts the boxes that this daemon saw of the agent.
     pub generation: u64,
+    /// It is to be deleted when what is under way has ended.
+    pub unwanted: bool,
     pub gone: bool,
 }
 
@@ -117,6 +119,7 @@ impl Agent {
             status: record.status,
             current_box: None,
             generation: 0,
+            unwanted: false,
             gone: false,
         };
         Arc::new(Self {
@@ -443,6 +446,7 @@ impl Agent {
             agent: &self.profile.id,
             from,
             to: &status,
+            at: status.since,
             millis: None,
             box_record: BoxChange::Keep,
             image: self.image_as_it_is(),
@@ -476,6 +480,11 @@ impl Agent {
         self.set_unseen_box(None);
         self.published
             .send_if_modified(|published| published.current_box.take().is_some());
+    }
+
+    pub(super) fn publish_whether_unwanted(&self, unwanted: bool) {
+        self.published
+            .send_if_modified(|published| std::mem::replace(&mut published.unwanted, unwanted) != unwanted);
     }
 
     pub(super) fn publish_gone(&self) {

@@ -1,13 +1,14 @@
 //! Another isolation for an agent that keeps its files. The box ends, the home gets the form that the other engine runs on, in
 //! one step, and then the record says so.
 //!
-//! A home says itself which form it has, and an engine that is to start on one of another form converts it. So a crash at any
+//! A home says itself which form it has, and one of another form is converted before a box starts on it. So a crash at any
 //! moment leaves an agent that is stopped and whole, of the one isolation or the other.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dorm_engine::Isolation;
+use dorm_engine::{BoxSpec, EngineError, Isolation};
 
 use super::decide::{Request, Rest};
 use super::transition::Setback;
@@ -16,6 +17,8 @@ use crate::faults::Point;
 use crate::records::{SnapshotKind, SnapshotRecord, State};
 
 const VERB: &str = "be given another isolation";
+/// Until a machine that was not there yet may be.
+const NEXT_LOOK: Duration = Duration::from_secs(1);
 
 impl Agent {
     /// Returns when it is so, and the agent runs again, if it ran or slept before. What is in its memory is lost, unless it is known
@@ -72,20 +75,59 @@ pub(super) async fn convert(
     // From here on there are only files, of either form.
     let converted = in_place(agent, to).await;
     let left_out = converted.map_err(|trouble| Setback::at(Rest::Stopped, trouble))?;
-    let mut said = format!("its isolation is {to} now");
-    if !left_out.is_empty() {
-        said = format!("{said}; of its files, {}", left_out.join(", "));
-        tracing::warn!(agent = %agent.profile.name, what = left_out.join(", "), "not all files could be kept");
-    }
-    Ok(said)
+    Ok(format!("its isolation is {to} now{left_out}"))
 }
 
-async fn in_place(agent: &Arc<Agent>, to: Isolation) -> Result<Vec<String>, Trouble> {
+/// Gives the home the form that a box of `spec` runs on, if it has another. Gives what to say of files that had to be left out: mostly nothing.
+pub(super) async fn into_form(agent: &Arc<Agent>, spec: &BoxSpec) -> Result<String, EngineError> {
+    let converting = agent.ctx.engine.convert(spec);
+    let left_out = match spec.isolation {
+        Isolation::Container | Isolation::Gvisor => unless_unwanted(agent, converting).await?,
+        Isolation::Vm => converting.await?,
+    };
+    if left_out.is_empty() {
+        return Ok(String::new());
+    }
+    let what = left_out.join(", ");
+    tracing::warn!(agent = %agent.profile.name, what, "not all files could be kept");
+    Ok(format!("; of its files, {what}"))
+}
+
+/// Files may take minutes to come out of a machine. If the agent is to be deleted, nobody wants them any more, and the machine is ended, as soon
+/// as it is there.
+async fn unless_unwanted<T>(agent: &Arc<Agent>, converting: impl Future<Output = T>) -> T {
+    let mut converting = pin!(converting);
+    let mut published = agent.subscribe();
+    tokio::select! {
+        biased;
+        converted = &mut converting => return converted,
+        _ = published.wait_for(|now| now.unwanted) => {}
+    }
+    loop {
+        let mut swept = pin!(agent.ctx.engine.sweep(&agent.profile.id));
+        // Side by side, as either may wait for what the other has locked.
+        let swept = tokio::select! {
+            swept = &mut swept => swept,
+            converted = &mut converting => {
+                let _ = swept.await;
+                return converted;
+            }
+        };
+        if let Err(error) = swept {
+            tracing::warn!(agent = %agent.profile.name, %error, "its files are not wanted any more, and come all the same");
+        }
+        if let Ok(converted) = tokio::time::timeout(NEXT_LOOK, &mut converting).await {
+            return converted;
+        }
+    }
+}
+
+async fn in_place(agent: &Arc<Agent>, to: Isolation) -> Result<String, Trouble> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
     ctx.faults.reach(Point::ConvertBoxGone).await?;
     let mut spec = agent.box_spec();
     spec.isolation = to;
-    let left_out = ctx.engine.convert(&spec).await.map_err(Trouble::engine(VERB))?;
+    let left_out = into_form(agent, &spec).await.map_err(Trouble::engine(VERB))?;
     ctx.faults.reach(Point::ConvertHomeMade).await?;
     ctx.store.set_isolation(id, to).await?;
     agent.now_isolated_by(to);

@@ -148,6 +148,7 @@ impl Driver {
             Decision::Wait => self.waiting.push_back(asked),
             Decision::Overrule => {
                 self.refuse_all(Refusal::BeingDeleted);
+                self.agent.publish_whether_unwanted(true);
                 self.waiting.push_back(asked);
             }
         }
@@ -155,6 +156,7 @@ impl Driver {
 
     fn begin(&mut self, transition: Transition, reply: Option<oneshot::Sender<Answer>>) {
         let work = Work::of(&transition);
+        self.agent.publish_whether_unwanted(false);
         let recorded = match is_recorded_first(&transition) {
             true => during(&transition),
             false => self.agent.state(),

@@ -31,6 +31,7 @@ pub(super) struct Lag {
 pub(super) struct Late {
     pub(super) from: State,
     pub(super) to: Status,
+    pub(super) at: i64,
     pub(super) millis: i64,
     /// A box that the store does not know yet.
     pub(super) box_record: Option<BoxRecord>,
@@ -50,6 +51,7 @@ impl Late {
             agent,
             from: self.from,
             to: &self.to,
+            at: self.at,
             millis: Some(self.millis),
             box_record: self.box_record.as_ref().map_or(BoxChange::Keep, BoxChange::Set),
             image: match self.image {
@@ -110,6 +112,7 @@ pub(super) fn record_awake_later(
     let late = Late {
         from,
         to: to.clone(),
+        at: to.since,
         millis,
         box_record: Some(record.clone()),
         image: image.map_or(LateImage::Kept, |image| LateImage::Useless(image.id)),

@@ -370,6 +370,7 @@ async fn recover(agent: &Arc<Agent>, gone: Gone) -> Result<(), Trouble> {
         agent: &agent.profile.id,
         from: agent.state(),
         to: &status,
+        at: status.since,
         millis: None,
         box_record: BoxChange::Set(&record),
         image: ImageChange::Clear,
@@ -467,11 +468,12 @@ async fn record_rest(agent: &Arc<Agent>, state: State, reason: &str) -> Result<(
     if present.state == state && present.reason == reason {
         return Ok(());
     }
-    let status = Status::now(state, reason);
+    let status = Status::now(state, reason).following(&present);
     let change = Change {
         agent: &agent.profile.id,
         from: present.state,
         to: &status,
+        at: now(),
         millis: None,
         box_record: BoxChange::Clear,
         image: match state {

@@ -7,7 +7,7 @@ use dorm_engine::{BootConfig, BoxRecord, EngineError};
 
 use super::decide::Rest;
 use super::transition::Setback;
-use super::{Agent, Trouble, images, watcher};
+use super::{Agent, Trouble, convert, images, watcher};
 use crate::faults::{Injected, Point};
 use crate::guest_client::GuestClient;
 use crate::records::{ImageRecord, State};
@@ -49,10 +49,7 @@ async fn bring_up_or_not(agent: &Arc<Agent>, from: Rest) -> Result<Up, Trouble> 
     }
     let up = match agent.current_image() {
         Some(image) => wake(agent, &image).await?,
-        None => Up {
-            record: from_files(agent).await?,
-            how: "started".to_owned(),
-        },
+        None => from_files(agent, "started").await?,
     };
     if let Err(fault) = ctx.faults.reach(Point::StartBoxUp).await {
         let _ = ctx.engine.sweep(id).await;
@@ -81,11 +78,19 @@ pub(super) async fn is_seen_again(agent: &Arc<Agent>) -> Result<bool, Trouble> {
     found.await.map(|()| true)
 }
 
-async fn from_files(agent: &Arc<Agent>) -> Result<BoxRecord, Trouble> {
-    let started = agent.with_box_spec(async |spec| agent.ctx.engine.start(&spec).await);
-    let record = started.await?.map_err(Trouble::engine("start"))?;
+async fn from_files(agent: &Arc<Agent>, how: &str) -> Result<Up, Trouble> {
+    let started = agent.with_box_spec(async |spec| {
+        // It may have been given another isolation, or another home.
+        let left_out = convert::into_form(agent, &spec).await?;
+        let record = agent.ctx.engine.start(&spec).await?;
+        Ok(Up {
+            record,
+            how: format!("{how}{left_out}"),
+        })
+    });
+    let up = started.await?.map_err(Trouble::engine("start"))?;
     agent.note_start();
-    Ok(record)
+    Ok(up)
 }
 
 async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
@@ -136,10 +141,7 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
     agent.note_setback(loss.clone()).await;
     ctx.store.set_image(&agent.profile.id, None).await?;
     agent.set_image(None);
-    Ok(Up {
-        record: from_files(agent).await?,
-        how: loss,
-    })
+    from_files(agent, &loss).await
 }
 
 /// A box that is gone may have run since the image was made, and written to its home. Whoever would use the image has to see that, and sees

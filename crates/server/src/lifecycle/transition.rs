@@ -14,7 +14,7 @@ use super::{
     Agent, Trouble, convert, delete, hibernate, images, roll_back, snapshot, standby, start, stop, watcher,
 };
 use crate::faults::Point;
-use crate::records::{BoxChange, Change, ImageChange, State, Status};
+use crate::records::{BoxChange, Change, ImageChange, State, Status, now};
 use crate::store::StoreError;
 
 /// A transition that was not possible, and where it left the agent.
@@ -75,6 +75,7 @@ pub(super) async fn run(agent: Arc<Agent>, transition: Transition) -> Answer {
         agent: &agent.profile.id,
         from: from.state(),
         to: &status,
+        at: status.since,
         millis: None,
         box_record: BoxChange::Keep,
         image: agent.image_as_it_is(),
@@ -95,7 +96,7 @@ pub(super) async fn run(agent: Arc<Agent>, transition: Transition) -> Answer {
         }
     }
     agent.publish(status);
-    proceed(agent, transition, from, began).await
+    proceed(agent, transition, from, &resting, began).await
 }
 
 /// The store knows nothing of the transition yet, for which the agent was held still.
@@ -107,6 +108,7 @@ fn not_begun(agent: &Arc<Agent>, from: Rest, resting: Status, setback: Setback, 
         agent.publish(to.clone());
         let late = Late {
             from: from.state(),
+            at: to.since,
             to,
             millis: millis_since(began),
             box_record: None,
@@ -119,7 +121,8 @@ fn not_begun(agent: &Arc<Agent>, from: Rest, resting: Status, setback: Setback, 
 
 /// Runs a transition whose beginning the store has already.
 pub(super) async fn resume(agent: Arc<Agent>, transition: Transition, from: Rest) -> Answer {
-    proceed(agent, transition, from, Instant::now()).await
+    let under_way = agent.published().status;
+    proceed(agent, transition, from, &under_way, Instant::now()).await
 }
 
 async fn at_once(
@@ -150,9 +153,10 @@ async fn at_once(
         (Transition::MakeDurable | Transition::Snapshot { .. }, Ok(_)) => true,
         (_, Ok(_)) => false,
     };
+    let at = now();
     let to = match quiet {
         true => before,
-        false => Status::now(rest.state(), reason),
+        false => Status::now(rest.state(), reason).following(&before),
     };
     if rest == Rest::Running {
         agent.may_be_savable();
@@ -166,6 +170,7 @@ async fn at_once(
         let late = Late {
             from: from.state(),
             to,
+            at,
             millis: millis_since(began),
             box_record: None,
             image: stale.map_or(LateImage::Kept, LateImage::Useless),
@@ -179,7 +184,13 @@ fn millis_since(began: Instant) -> i64 {
     i64::try_from(began.elapsed().as_millis()).unwrap_or(i64::MAX)
 }
 
-async fn proceed(agent: Arc<Agent>, transition: Transition, from: Rest, began: Instant) -> Answer {
+async fn proceed(
+    agent: Arc<Agent>,
+    transition: Transition,
+    from: Rest,
+    before: &Status,
+    began: Instant,
+) -> Answer {
     let done = work(&agent, &transition, from).await;
     let outcome = match &done {
         Ok(_) => Outcome::Done,
@@ -194,7 +205,10 @@ async fn proceed(agent: Arc<Agent>, transition: Transition, from: Rest, began: I
             agent.ctx.faults.reach(Point::DeleteFinished).await?;
             Ok(())
         }
-        Next::Rest(rest) => come_to_rest(&agent, &transition, rest, done, millis_since(began)).await,
+        Next::Rest(rest) => {
+            let status = at_rest(&transition, rest, &done, before);
+            come_to_rest(&agent, &transition, rest, status, done, millis_since(began)).await
+        }
     }
 }
 
@@ -260,20 +274,25 @@ fn image_change(transition: &Transition, rest: Rest) -> ImageChange {
     }
 }
 
+/// `before` is what it was when the transition began.
+fn at_rest(transition: &Transition, rest: Rest, done: &Result<Made, Setback>, before: &Status) -> Status {
+    let now = |reason| Status::now(rest.state(), reason);
+    match done {
+        Ok(Made::Box(up)) => now(up.how.clone()),
+        Ok(Made::Told(said)) => now(said.clone()),
+        Ok(Made::SameBox | Made::NoBox) => now(result(transition)),
+        Err(setback) => now(setback.trouble.in_full()).following(before),
+    }
+}
+
 async fn come_to_rest(
     agent: &Arc<Agent>,
     transition: &Transition,
     rest: Rest,
+    status: Status,
     done: Result<Made, Setback>,
     millis: i64,
 ) -> Answer {
-    let reason = match &done {
-        Ok(Made::Box(up)) => up.how.clone(),
-        Ok(Made::Told(said)) => said.clone(),
-        Ok(Made::SameBox | Made::NoBox) => result(transition),
-        Err(setback) => setback.trouble.in_full(),
-    };
-    let status = Status::now(rest.state(), reason);
     let image = match image_change(transition, rest) {
         // It may have gone on for a while before it failed.
         ImageChange::Keep => agent.image_as_it_is(),
@@ -283,6 +302,7 @@ async fn come_to_rest(
         agent: &agent.profile.id,
         from: during(transition),
         to: &status,
+        at: now(),
         millis: Some(millis),
         box_record: match &done {
             Ok(Made::Box(up)) => BoxChange::Set(&up.record),
@@ -401,6 +421,7 @@ pub(super) async fn broken(agent: &Arc<Agent>, work: Work, recorded: State, bug:
         agent: id,
         from: recorded,
         to: &status,
+        at: status.since,
         millis: None,
         box_record: if goes_on {
             BoxChange::Keep

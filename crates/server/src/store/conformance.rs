@@ -18,6 +18,12 @@ pub(super) const SLOTS: Slots = Slots {
     first_uid: 1_000_000,
 };
 
+/// A new agent that is recorded.
+pub(super) async fn inserted(store: &dyn Store, name: &str) -> Id {
+    let made = store.insert_agent(&new_agent(name), SLOTS).await;
+    made.unwrap().profile.id
+}
+
 pub(super) fn new_agent(name: &str) -> NewAgentRecord {
     NewAgentRecord {
         id: Id::random(),
@@ -149,12 +155,7 @@ pub(super) async fn the_lowest_free_slot_is_given_and_there_is_an_end_to_them(st
 }
 
 pub(super) async fn a_change_of_state_comes_with_its_event_and_its_box(store: &dyn Store) {
-    let id = store
-        .insert_agent(&new_agent("one"), SLOTS)
-        .await
-        .unwrap()
-        .profile
-        .id;
+    let id = inserted(store, "one").await;
     let record = box_record();
     let steps = [
         (State::Stopped, State::Starting, BoxChange::Keep, None),
@@ -173,6 +174,7 @@ pub(super) async fn a_change_of_state_comes_with_its_event_and_its_box(store: &d
             agent: &id,
             from,
             to: &status,
+            at: status.since,
             millis: Some(5),
             box_record,
             image: ImageChange::Keep,
@@ -201,6 +203,34 @@ pub(super) async fn a_change_of_state_comes_with_its_event_and_its_box(store: &d
     assert_eq!(store.events(&id, 2).await.unwrap(), events[..2]);
 }
 
+pub(super) async fn an_event_has_the_time_at_which_it_came_about(store: &dyn Store) {
+    let id = inserted(store, "one").await;
+    let status = |reason: &str| Status {
+        since: 5,
+        ..Status::now(State::Standby, reason)
+    };
+    for (from, to, at) in [
+        (State::Running, status("idle"), 5),
+        (State::Standby, status("not saved"), 7),
+    ] {
+        let change = Change {
+            agent: &id,
+            from,
+            to: &to,
+            at,
+            millis: None,
+            box_record: BoxChange::Keep,
+            image: ImageChange::Keep,
+        };
+        store.change_state(&change).await.unwrap();
+    }
+    let agent = store.agents().await.unwrap().readable.remove(0);
+    assert_eq!(agent.status, status("not saved"));
+    let events = store.events(&id, 2).await.unwrap();
+    let times: Vec<_> = events.iter().map(|event| event.time).collect();
+    assert_eq!(times, [7, 5]);
+}
+
 pub(super) async fn a_change_of_an_agent_that_is_not_there_is_refused(store: &dyn Store) {
     let id = Id::random();
     let status = Status::now(State::Running, "");
@@ -209,6 +239,7 @@ pub(super) async fn a_change_of_an_agent_that_is_not_there_is_refused(store: &dy
         agent: &id,
         from: State::Stopped,
         to: &status,
+        at: status.since,
         millis: None,
         box_record,
         image: ImageChange::Keep,
@@ -221,12 +252,7 @@ pub(super) async fn a_change_of_an_agent_that_is_not_there_is_refused(store: &dy
 }
 
 pub(super) async fn events_go_with_their_agent(store: &dyn Store) {
-    let id = store
-        .insert_agent(&new_agent("one"), SLOTS)
-        .await
-        .unwrap()
-        .profile
-        .id;
+    let id = inserted(store, "one").await;
     assert_eq!(store.events(&id, 10).await.unwrap().len(), 1);
     store.delete_agent(&id).await.unwrap();
     assert!(store.events(&id, 10).await.unwrap().is_empty());
@@ -474,6 +500,7 @@ macro_rules! conformance {
             an_isolation_is_changed_alone
             times_to_sleep_are_changed_alone
             a_change_of_an_agent_that_is_not_there_is_refused
+            an_event_has_the_time_at_which_it_came_about
             events_go_with_their_agent
             events_are_followed_of_one_agent_or_of_a_workspace
             snapshots_are_kept_in_order_and_the_agent_is_at_the_last

@@ -2,7 +2,7 @@
 
 use dorm_engine::{Id, Isolation};
 
-use super::conformance::{SLOTS, new_agent};
+use super::conformance::{SLOTS, inserted, new_agent};
 use super::{Store, StoreError};
 use crate::records::{
     BoxChange, Change, EventRecord, HoldRecord, ImageChange, ImageRecord, NewAgentRecord, Note, Reach,
@@ -10,12 +10,7 @@ use crate::records::{
 };
 
 pub(super) async fn a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_state(store: &dyn Store) {
-    let id = store
-        .insert_agent(&new_agent("one"), SLOTS)
-        .await
-        .unwrap()
-        .profile
-        .id;
+    let id = inserted(store, "one").await;
     let image = ImageRecord {
         id: Id::random(),
         generation: 9,
@@ -40,6 +35,7 @@ pub(super) async fn a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_st
             agent: &id,
             from: State::Running,
             to: &status,
+            at: status.since,
             millis: None,
             box_record: BoxChange::Keep,
             image: change,
@@ -52,6 +48,7 @@ pub(super) async fn a_memory_image_is_kept_goes_stale_and_is_cleared_with_the_st
         agent: &id,
         from: State::Standby,
         to: &status,
+        at: status.since,
         millis: None,
         box_record: BoxChange::Keep,
         image: ImageChange::Stale,

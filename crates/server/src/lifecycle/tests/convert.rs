@@ -6,6 +6,7 @@ use super::{World, reaches};
 use crate::guest_client::fake::FakeGuests;
 use crate::lifecycle::{Trouble, decide::Refusal};
 use crate::records::{Lifetime, SnapshotKind, State};
+use crate::store::Store;
 
 #[tokio::test]
 async fn an_agent_that_ran_runs_with_its_new_isolation_and_without_its_memory() {
@@ -151,5 +152,52 @@ async fn memory_of_another_isolation_is_refused_and_files_are_not() {
     agent.set_isolation(Isolation::Container).await.unwrap();
     agent.roll_back(&full).await.unwrap();
     reaches(&agent, State::Running).await;
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn one_that_is_deleted_meanwhile_is_not_waited_for() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.hold_conversions(true);
+    let changed = tokio::spawn({
+        let agent = agent.clone();
+        async move { agent.set_isolation(Isolation::Gvisor).await }
+    });
+    reaches(&agent, State::Stopping).await;
+    let deleted = tokio::time::timeout(std::time::Duration::from_secs(30), agent.delete()).await;
+    deleted.expect("it waits for files that nobody wants").unwrap();
+    let changed = changed.await.unwrap();
+    assert!(
+        matches!(changed, Err(Trouble::Refused(Refusal::BeingDeleted))),
+        "{changed:?}"
+    );
+    assert!(world.engine.conversions().is_empty());
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn what_a_conversion_leaves_out_is_told_also_when_a_start_makes_it() {
+    let mut world = World::new().await;
+    let agent = world.stopped("one").await;
+    world.engine.leave_out_next("2 device nodes are left out");
+    agent.set_isolation(Isolation::Gvisor).await.unwrap();
+    let said = "its isolation is gvisor now; of its files, 2 device nodes are left out";
+    assert_eq!(agent.published().status.reason, said);
+
+    // As after a crash between the exchange of the home and its record.
+    world
+        .store
+        .set_isolation(&agent.profile.id, Isolation::Container)
+        .await
+        .unwrap();
+    world.restart().await;
+    world.engine.leave_out_next("a socket is left out");
+    let agent = world.get("one").unwrap();
+    agent.ensure_running().await.unwrap();
+    assert_eq!(
+        agent.published().status.reason,
+        "started; of its files, a socket is left out"
+    );
     world.assert_in_order().await;
 }

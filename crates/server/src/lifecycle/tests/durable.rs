@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Agent, World, lag, reaches};
+use super::{Agent, World, lag, later, reaches};
 use crate::faults::{Action, Point};
 use crate::records::State;
 
@@ -139,6 +139,23 @@ async fn what_went_wrong_with_its_memory_is_known_to_the_next_daemon() {
     world.restart().await;
     let agent = world.get("one").unwrap();
     assert!(setback.is_some() && agent.setback() == setback, "{setback:?}");
+}
+
+#[tokio::test]
+async fn a_save_that_fails_does_not_begin_the_time_in_standby_anew() {
+    let mut world = World::new().await;
+    let agent = world.running("one").await;
+    agent.pause().await.unwrap();
+    let since = agent.published().status.since;
+    later().await;
+    world.engine.fail_next_checkpoint("process 7 uses io_uring");
+    agent.make_durable().await.unwrap_err();
+    let status = agent.published().status;
+    assert!(status.reason.contains("io_uring"), "{status:?}");
+    assert_eq!((status.state, status.since), (State::Standby, since));
+    lag::catch_up(&agent).await.unwrap();
+    world.restart().await;
+    assert_eq!(world.get("one").unwrap().published().status, status);
 }
 
 #[tokio::test]

@@ -249,6 +249,11 @@ async fn reaches(agent: &Arc<Agent>, state: State) {
         .unwrap();
 }
 
+/// Until times that are recorded from now on are other ones.
+async fn later() {
+    tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+}
+
 async fn vanishes(agent: &Arc<Agent>) {
     agent.subscribe().wait_for(|now| now.gone).await.unwrap();
 }

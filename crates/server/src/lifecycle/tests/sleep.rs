@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 
-use super::World;
+use super::{World, later};
 use crate::faults::{Action, Point};
 use crate::lifecycle::Trouble;
 use crate::lifecycle::decide::Refusal;
@@ -126,9 +126,12 @@ async fn a_checkpoint_that_fails_leaves_the_agent_as_it_was() {
     world.assert_in_order().await;
 
     agent.pause().await.unwrap();
+    let asleep = agent.published().status;
+    later().await;
     world.engine.fail_next_checkpoint("process 7 uses io_uring");
     agent.hibernate("asked").await.unwrap_err();
-    assert_eq!(agent.state(), State::Standby);
+    let status = agent.published().status;
+    assert_eq!((status.state, status.since), (State::Standby, asleep.since));
     assert!(agent.is_unsavable(), "nobody tries again by himself");
     world.assert_in_order().await;
     agent.ensure_running().await.unwrap();

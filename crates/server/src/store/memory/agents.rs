@@ -59,7 +59,14 @@ impl Tables {
         };
         self.agents.push(record.clone());
         self.agents.sort_by_key(|agent| agent.profile.slot);
-        event(self, &record.profile.id, None, &record.status, None);
+        event(
+            self,
+            &record.profile.id,
+            None,
+            &record.status,
+            record.status.since,
+            None,
+        );
         if let Some(sandbox) = new.sandbox {
             self.sandboxes.push((record.profile.id.clone(), sandbox));
         }
@@ -90,18 +97,19 @@ impl Tables {
             (ImageChange::Clear, image) => *image = None,
             (ImageChange::Keep, _) | (ImageChange::Stale, None) => {}
         }
-        event(self, change.agent, Some(change.from), change.to, change.millis);
+        let (from, at) = (Some(change.from), change.at);
+        event(self, change.agent, from, change.to, at, change.millis);
         Ok(())
     }
 }
 
-fn event(tables: &mut Tables, agent: &Id, from: Option<State>, to: &Status, millis: Option<i64>) {
+fn event(tables: &mut Tables, agent: &Id, from: Option<State>, to: &Status, at: i64, millis: Option<i64>) {
     let seq = tables.events.last().map_or(1, |event| event.seq + 1);
     let (agent, reason) = (agent.clone(), to.reason.clone());
     tables.events.push(EventRecord {
         seq,
         agent,
-        time: to.since,
+        time: at,
         from,
         to: to.state,
         reason,

@@ -58,7 +58,7 @@ impl SqliteStore {
         .execute(&mut *tx)
         .await
         .map_err(taken(DOING, "an agent", &new.name))?;
-        insert_event(&mut tx, &new.id, None, &new.status, None).await?;
+        insert_event(&mut tx, &new.id, None, &new.status, new.status.since, None).await?;
         if let Some(sandbox) = &new.sandbox {
             insert_sandbox(&mut tx, &new.id, sandbox).await?;
         }
@@ -124,7 +124,8 @@ impl SqliteStore {
         .await
         .map_err(database(DOING))?;
         found(change.agent, updated.rows_affected())?;
-        insert_event(&mut tx, change.agent, Some(change.from), to, change.millis).await?;
+        let (from, at) = (Some(change.from), change.at);
+        insert_event(&mut tx, change.agent, from, to, at, change.millis).await?;
         tx.commit().await.map_err(database(DOING))
     }
 
@@ -330,6 +331,7 @@ async fn insert_event(
     agent: &Id,
     from: Option<State>,
     to: &Status,
+    at: i64,
     millis: Option<i64>,
 ) -> Result<()> {
     const DOING: &str = "recorded an event";
@@ -337,7 +339,7 @@ async fn insert_event(
         "INSERT INTO events (agent, time, from_state, to_state, reason, millis) VALUES (?, ?, ?, ?, ?, ?)",
     )
     .bind(agent.as_str())
-    .bind(to.since)
+    .bind(at)
     .bind(from.map(State::as_str))
     .bind(to.state.as_str())
     .bind(&to.reason)

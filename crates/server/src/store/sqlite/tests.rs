@@ -5,7 +5,7 @@ use tempfile::TempDir;
 use super::SqliteStore;
 use crate::records::{BoxChange, Change, ImageChange, SnapshotKind, SnapshotRecord, State, Status};
 use crate::store::Store as _;
-use crate::store::conformance::{SLOTS, conformance, new_agent};
+use crate::store::conformance::{SLOTS, conformance, inserted, new_agent};
 
 async fn open() -> (SqliteStore, TempDir) {
     let dir = tempfile::tempdir().unwrap();
@@ -111,6 +111,7 @@ async fn a_damaged_row_is_named_and_hurts_no_other() {
         agent: id,
         from: State::Failed,
         to: &status,
+        at: status.since,
         millis: None,
         box_record: BoxChange::Clear,
         image: ImageChange::Keep,
@@ -138,12 +139,7 @@ async fn an_acknowledged_change_waits_for_the_disk() {
 #[tokio::test]
 async fn old_events_are_forgotten_and_a_thousand_kept() {
     let (store, _dir) = open().await;
-    let id = store
-        .insert_agent(&new_agent("one"), SLOTS)
-        .await
-        .unwrap()
-        .profile
-        .id;
+    let id = inserted(&store, "one").await;
     let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000) \
                 INSERT INTO events (agent, time, to_state, reason) SELECT agents.id, i, 'stopped', '' FROM n, agents";
     store.writer.execute(many).await.unwrap();
@@ -152,6 +148,7 @@ async fn old_events_are_forgotten_and_a_thousand_kept() {
         agent: &id,
         from: State::Stopped,
         to: &status,
+        at: status.since,
         millis: None,
         box_record: BoxChange::Keep,
         image: ImageChange::Keep,
