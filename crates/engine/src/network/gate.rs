@@ -9,8 +9,9 @@
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::policy::{Block, Name, Policy};
 use super::{GATEWAY, firewall};
@@ -22,9 +23,12 @@ const MAX_NAMED: u32 = 4096;
 #[derive(Debug)]
 pub(super) struct Gate {
     table: String,
-    /// Boxes that have a chain, by the name of their interface. Held while the chains are changed.
-    chains: Mutex<HashMap<String, Ipv4Addr>>,
+    /// Held while the chains are changed.
+    chains: Arc<Mutex<Chains>>,
 }
+
+/// Boxes that have a chain, by the name of their interface.
+type Chains = HashMap<String, Ipv4Addr>;
 
 /// An address that a name gave, and for how many seconds it holds.
 pub(super) type Lease = (Ipv4Addr, u64);
@@ -37,7 +41,7 @@ impl Gate {
             .await
             .map_err(EngineError::io("cannot read the policies of boxes"))?;
         Ok(Self {
-            chains: Mutex::new(chains(&found)),
+            chains: Arc::new(Mutex::new(chains(&found))),
             table,
         })
     }
@@ -51,7 +55,7 @@ impl Gate {
         policy: &Policy,
         kept: Option<&[Lease]>,
     ) -> Result<()> {
-        let mut chains = self.chains.lock().await;
+        let chains = self.chains.clone().lock_owned().await;
         let strangers: Vec<String> = chains
             .iter()
             .filter(|(of, at)| of.as_str() != interface && **at == address)
@@ -67,27 +71,34 @@ impl Gate {
         if rules.is_empty() {
             return Ok(());
         }
-        firewall::nft(&rules)
+        let (interface, is_default) = (interface.to_owned(), policy.is_default());
+        let changed = change(chains, rules, move |chains| {
+            chains.retain(|of, _| !strangers.contains(of));
+            if is_default {
+                chains.remove(&interface);
+            } else {
+                chains.insert(interface, address);
+            }
+        });
+        changed
             .await
-            .map_err(EngineError::io("cannot apply the network policy"))?;
-        chains.retain(|of, _| !strangers.contains(of));
-        if policy.is_default() {
-            chains.remove(interface);
-        } else {
-            chains.insert(interface.to_owned(), address);
-        }
-        Ok(())
+            .map_err(EngineError::io("cannot apply the network policy"))
     }
 
     /// Removes what there is of the box's policy. The box must not have its interface any more.
     pub(super) async fn remove(&self, interface: &str) {
-        let mut chains = self.chains.lock().await;
-        if let Some(address) = chains.get(interface) {
-            match firewall::nft(&self.removal(interface, *address)).await {
-                Ok(()) => drop(chains.remove(interface)),
-                // Found again by whoever gets the address next.
-                Err(error) => tracing::warn!(%error, interface, "a network policy is left"),
-            }
+        let chains = self.chains.clone().lock_owned().await;
+        let Some(address) = chains.get(interface) else {
+            return;
+        };
+        let rules = self.removal(interface, *address);
+        let of = interface.to_owned();
+        let changed = change(chains, rules, move |chains| {
+            chains.remove(&of);
+        });
+        if let Err(error) = changed.await {
+            // Found again by whoever gets the address next.
+            tracing::warn!(%error, interface, "a network policy is left");
         }
     }
 
@@ -198,6 +209,20 @@ impl Gate {
     }
 }
 
+/// Goes on to its end when nobody waits for it any more: otherwise the kernel might have what `chains` does not tell of.
+async fn change(
+    mut chains: OwnedMutexGuard<Chains>,
+    rules: String,
+    then: impl FnOnce(&mut Chains) + Send + 'static,
+) -> std::io::Result<()> {
+    let changing = tokio::spawn(async move {
+        firewall::nft(&rules).await?;
+        then(&mut chains);
+        Ok(())
+    });
+    changing.await.map_err(std::io::Error::other)?
+}
+
 fn list(blocks: &[Block]) -> String {
     blocks.iter().map(Block::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -212,7 +237,7 @@ fn number(policy: &Policy) -> String {
 }
 
 /// The boxes in nft's listing of the map.
-fn chains(listing: &serde_json::Value) -> HashMap<String, Ipv4Addr> {
+fn chains(listing: &serde_json::Value) -> Chains {
     let objects = listing["nftables"].as_array().into_iter().flatten();
     objects
         .flat_map(|object| object["map"]["elem"].as_array().into_iter().flatten())
@@ -237,6 +262,8 @@ pub(super) fn still_allowed<'a>(
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     #[test]
@@ -246,6 +273,17 @@ mod tests {
         let found = chains(&listing);
         assert_eq!(found.len(), 1);
         assert_eq!(found["d1a2babcdefghij"], Ipv4Addr::new(10, 1, 0, 7));
+    }
+
+    #[tokio::test]
+    async fn a_change_that_nobody_waits_for_any_more_is_recorded_all_the_same() {
+        let chains = Arc::new(Mutex::new(Chains::new()));
+        let held = chains.clone().lock_owned().await;
+        let changing = change(held, String::new(), |chains| {
+            chains.insert("d1a2babcdefghij".to_owned(), Ipv4Addr::LOCALHOST);
+        });
+        assert!(changing.now_or_never().is_none());
+        assert_eq!(chains.lock().await.len(), 1);
     }
 
     #[test]
