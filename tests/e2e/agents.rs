@@ -269,7 +269,7 @@ fn a_stop_asks_first_and_waits_for_what_was_asked() -> Result<()> {
     harness::eventually("the run waits", || {
         Ok(server.dorm(&["logs", &agent.name, &run])?.stdout().contains("ready").then_some(()))
     })?;
-    agent.stop()?;
+    server.dorm(&["stop", &agent.name, "--grace", "60"])?.succeeded()?;
     ensure!(agent.sh_text("cat ~/asked")? == "asked", "its process was not asked to end, or not waited for");
     Ok(())
 }

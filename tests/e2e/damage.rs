@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::harness::{self, Agent, Server};
+use crate::harness::{self, Agent, Options, Server};
 
 harness::tests![
     a_damaged_file_of_any_kind_costs_the_memory_and_never_the_files,
@@ -161,7 +161,7 @@ fn change_records(server: &Server, statements: &str) -> Result<()> {
 }
 
 fn a_damaged_record_is_told_and_concerns_nobody_else() -> Result<()> {
-    let server = Server::start()?;
+    let server = Server::start_with(&Options { config: harness::CALM, ..Options::default() })?;
     let (whole, hurt, lost) = (server.agent("whole")?, server.agent("hurt")?, server.agent("lost")?);
     let pid = |agent: &Agent| anyhow::Ok(agent.show()?["pid"].clone());
     let pids = [pid(&hurt)?, pid(&lost)?];

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -107,6 +108,9 @@ fn every_verb_has_help() -> Result<()> {
 }
 
 /// On a server that has the template, with an agent that has the package already: nothing is fetched.
+/// Far beyond what the whole demonstration takes.
+const LONGEST: Duration = Duration::from_secs(600);
+
 fn the_quickstart_shows_memory_that_survives() -> Result<()> {
     if let Some(why) = harness::engines::missing_for("criu")? {
         return Err(Skip(why).into());
@@ -119,8 +123,8 @@ fn the_quickstart_shows_memory_that_survives() -> Result<()> {
     quickstart.arg("--data").arg(&server.data).env("DORM_BIN", harness::binary());
     // It puts another daemon in the place of the first, once that has been waited for.
     let (shown, ended) = std::thread::scope(|scope| {
-        let shown = scope.spawn(|| harness::run(quickstart, b""));
-        let ended = server.wait_for_end();
+        let shown = scope.spawn(|| harness::run_within(LONGEST, quickstart, b""));
+        let ended = server.wait_for_end_within(LONGEST);
         (shown.join().expect("a command does not panic"), ended)
     });
     if let Ok(Some(pid)) = daemon(&server) {

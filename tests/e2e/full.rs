@@ -21,7 +21,6 @@ harness::tests![
 const DISK: u64 = 1 << 30;
 /// Room for records, and not for memory.
 const LITTLE: u64 = 12 << 20;
-const CALM: &str = "[standby]\nafter = 0\ndurable_after = 0\nhibernate_after = 0\n";
 
 /// A file that takes the room of others.
 struct Ballast(PathBuf);
@@ -57,7 +56,7 @@ impl Drop for Ballast {
 }
 
 fn small_server() -> Result<Arc<Server>> {
-    let server = Server::start_with(&Options { disk: Some(DISK), leave_boxes: true, config: CALM, ..Options::default() })?;
+    let server = Server::start_with(&Options { disk: Some(DISK), leave_boxes: true, config: harness::CALM, ..Options::default() })?;
     server.dorm(&["template", "build", "base"])?.succeeded()?;
     Ok(server)
 }

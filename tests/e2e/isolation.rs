@@ -415,7 +415,7 @@ fn no_descriptor_of_the_host_is_open_in_a_box() -> Result<()> {
     let pid = agent.pid()?;
     let mut open = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        open.push(fs::read_link(entry?.path())?.display().to_string());
+        open.extend(harness::unless_gone(fs::read_link(entry?.path()))?.map(|target| target.display().to_string()));
     }
     let own = |target: &String| {
         ["socket:", "anon_inode:", "pipe:", "/dev/null", "/memfd:", "/var/log/", "/run/", "/var/lib/"].iter().any(|p| target.starts_with(p))
@@ -458,8 +458,13 @@ fn the_guest_binary_cannot_be_replaced_from_inside() -> Result<()> {
     ensure!(output.code != 0, "{output}");
     for entry in fs::read_dir(server.data.join("guests"))? {
         let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // What machines boot with, with a guest in it, is named by what it was made of.
+        if name.starts_with("initrd-") {
+            continue;
+        }
         let hash = blake3::hash(&fs::read(entry.path())?).to_hex();
-        ensure!(entry.file_name().to_string_lossy() == hash.as_str(), "the guest's file was changed");
+        ensure!(name == hash.as_str(), "the guest's file was changed");
     }
     Ok(())
 }

@@ -78,7 +78,6 @@ const GROUPS: [&[Act]; 6] = [
 
 /// Nothing goes to sleep by itself, but what sleeps is soon on disk too.
 const DURABLE: &str = "[standby]\nafter = 0\ndurable_after = 0.1\nhibernate_after = 0\n";
-const CALM: &str = "[standby]\nafter = 0\ndurable_after = 0\nhibernate_after = 0\n";
 
 fn acts_of(point: Point) -> &'static [Act] {
     use Act::*;
@@ -138,12 +137,12 @@ fn every_declared_point_is_driven() -> Result<()> {
 }
 
 fn a_daemon_that_dies_while_agents_come_and_go_leaves_all_or_nothing() -> Result<()> {
-    let stage = Stage::set(CALM)?;
+    let stage = Stage::set(harness::CALM)?;
     stage.play(GROUPS[0])
 }
 
 fn a_daemon_that_dies_while_an_agent_goes_to_sleep_or_wakes_loses_nothing_of_it() -> Result<()> {
-    let stage = Stage::set(CALM)?;
+    let stage = Stage::set(harness::CALM)?;
     stage.play(GROUPS[1])
 }
 
@@ -153,19 +152,19 @@ fn a_daemon_that_dies_in_a_snapshot_or_a_fork_loses_nothing_and_leaves_nothing()
 }
 
 fn a_daemon_that_dies_in_a_rollback_leaves_one_of_the_two_whole() -> Result<()> {
-    let stage = Stage::set(CALM)?;
+    let stage = Stage::set(harness::CALM)?;
     stage.play(GROUPS[3])
 }
 
 fn a_daemon_that_dies_while_an_agent_gets_another_isolation_leaves_its_files_whole() -> Result<()> {
     crate::vm::needs_machines()?;
-    let stage = Stage::set(CALM)?;
+    let stage = Stage::set(harness::CALM)?;
     crate::vm::import_small(&stage.server)?;
     stage.play(GROUPS[4])
 }
 
 fn a_daemon_that_dies_over_an_agent_that_stands_still_loses_nothing_of_it() -> Result<()> {
-    let stage = Stage::set(CALM)?;
+    let stage = Stage::set(harness::CALM)?;
     stage.play(GROUPS[5])
 }
 

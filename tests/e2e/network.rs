@@ -26,7 +26,7 @@ harness::tests![
 /// Python that connects and prints what it read, or the error's name.
 pub(crate) fn connect(agent: &Agent, to: SocketAddr) -> Result<String> {
     let script = format!(
-        "import errno, socket\ntry:\n s = socket.create_connection(('{}', {}), timeout=3)\n print(s.recv(100).decode().strip() or 'nothing')\n\
+        "import errno, socket\ntry:\n s = socket.create_connection(('{}', {}), timeout=15)\n print(s.recv(100).decode().strip() or 'nothing')\n\
          except socket.timeout: print('timeout')\nexcept OSError as e: print(errno.errorcode.get(e.errno, str(e)))",
         to.ip(),
         to.port()

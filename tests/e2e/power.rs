@@ -14,9 +14,8 @@ harness::tests![
     what_was_made_stopped_and_deleted_is_so_after_the_power_failed,
 ];
 
-const CALM: &str = "[standby]\nafter = 0\ndurable_after = 0\nhibernate_after = 0\n";
 fn server() -> Result<Arc<Server>> {
-    let server = Server::start_with(&Options { mains: true, config: CALM, ..Options::default() })?;
+    let server = Server::start_with(&Options { mains: true, config: harness::CALM, ..Options::default() })?;
     server.dorm(&["template", "build", "base"])?.succeeded()?;
     fails(&server)?;
     Ok(server)

@@ -69,6 +69,8 @@ fn a_held_agent_and_one_to_be_kept_awake_stay_awake() -> Result<()> {
     let server = Server::shared()?;
     let held = server.agent_with("held", &QUICK)?;
     server.dorm(&["hold", &held.name, "--for", "1h", "--reason", "somebody looks"])?.succeeded()?;
+    // It may have gone to sleep before that, and a hold wakes nobody.
+    held.wake()?;
     let awake = server.agent_with("awake", &[&QUICK[..], &["--keep-awake"]].concat())?;
     // Made after them, and asleep before them.
     server.agent_with("other", &QUICK)?.becomes("hibernated")?;

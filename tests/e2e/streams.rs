@@ -11,6 +11,7 @@ use crate::harness::{self, Options, Outside, Server, Terminal};
 harness::tests![
     a_detached_run_goes_on_and_all_of_its_output_is_there,
     an_open_exec_stream_is_attached_again_with_nothing_lost,
+    a_client_whose_run_went_with_a_rollback_is_told_that_it_lost_the_box,
     a_shell_on_a_terminal_keeps_its_variables_and_is_woken_by_a_key,
     input_on_its_way_is_neither_lost_nor_sent_twice,
     processes_that_lose_their_input_with_the_box_change_no_file,
@@ -58,6 +59,27 @@ fn an_open_exec_stream_is_attached_again_with_nothing_lost() -> Result<()> {
     output.read_to_string(&mut text)?;
     ensure!(client.wait()?.code() == Some(4));
     complete(&text)
+}
+
+fn a_client_whose_run_went_with_a_rollback_is_told_that_it_lost_the_box() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("undone")?;
+    server.dorm(&["snapshot", &agent.name, "--label", "before"])?.succeeded()?;
+    let mut client = server
+        .command(&["exec", &agent.name, "--", "sh", "-c", "echo begun; exec sleep 4711"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut begun = String::new();
+    BufReader::new(client.stdout.take().context("piped")?).read_line(&mut begun)?;
+    ensure!(begun == "begun\n", "{begun}");
+    server.dorm(&["rollback", &agent.name, "before"])?.succeeded()?;
+    let mut told = String::new();
+    client.stderr.take().context("piped")?.read_to_string(&mut told)?;
+    let code = client.wait()?.code();
+    ensure!(code == Some(6) && told.contains("the connection to the box broke off"), "it left with {code:?}: {told}");
+    Ok(())
 }
 
 fn a_shell_on_a_terminal_keeps_its_variables_and_is_woken_by_a_key() -> Result<()> {

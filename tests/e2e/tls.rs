@@ -219,6 +219,7 @@ fn the_e2b_sdks_need_a_domain_and_nothing_else() -> Result<()> {
         command.arg(program.get_program()).args(program.get_args());
         command
             .env("PYTHONFAULTHANDLER", "1")
+            .env("DORM_E2E_SLOWNESS", harness::slowness().to_string())
             .env("E2B_DOMAIN", DOMAIN)
             .env("E2B_API_KEY", server.key()?)
             .env("SSL_CERT_FILE", &ca)

@@ -400,7 +400,7 @@ fn the_end_of_a_machine_is_noticed_and_told_as_what_it_is() -> Result<()> {
     // Any fault of its kernel is its end, and not a machine in which programs hang.
     ensure!(agent.sh_text("cat /proc/sys/kernel/panic_on_oops")? == "1");
     // Nobody waits for it, who would start the machine again.
-    let panic = "sleep 1; echo c > /proc/sysrq-trigger";
+    let panic = "sleep 10; echo c > /proc/sysrq-trigger";
     agent.exec_with(&["-d", "-u", "root"], &["sh", "-c", panic])?.succeeded()?;
     ends("its kernel failed")?;
     ensure!(agent.sh_text("cat ~/file")? == "kept");

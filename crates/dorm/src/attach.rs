@@ -160,20 +160,34 @@ async fn reattach(guest: &Guest<'_>, run: &Selector, offset: u64, error: anyhow:
                 since = Instant::now();
                 continue;
             }
-            Ok(None) => guest.attach(run, offset).await,
+            Ok(None) => attach(guest, run, offset).await,
             Err(e) => Err(e),
         };
         match again {
             Ok(events) => return Ok(events),
-            Err(e) if lost(&e) && since.elapsed() < REATTACH_FOR => {
+            Err(e)
+                if has_exit(&e, &[Exit::Unreachable, Exit::Unavailable])
+                    && since.elapsed() < REATTACH_FOR =>
+            {
                 if since.elapsed() > SOON && !std::mem::replace(&mut told_lost, true) {
-                    eprintln!("the daemon cannot be reached; waiting until it is back, with the run");
+                    let why = match lost(&e) {
+                        true => "the daemon cannot be reached".to_owned(),
+                        false => output::printable(&e.to_string()).into_owned(),
+                    };
+                    eprintln!("{why}; waiting until it is back, with the run");
                 }
             }
             // The first error says what happened; a run that is not found any more went with its box.
             Err(_) => return Err(error),
         }
     }
+}
+
+/// The run's events from there on. That there is no such run is told within the stream.
+async fn attach(guest: &Guest<'_>, run: &Selector, offset: u64) -> Result<Events> {
+    let mut events = guest.attach(run, offset).await?;
+    begin(&mut events).await?;
+    Ok(events)
 }
 
 async fn pump_input(guest: &Guest<'_>, run: &Selector, input: Input) -> Result<()> {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::server::Server;
 use super::wait;
 
-const LONGEST: Duration = Duration::from_secs(180);
+pub(super) const LONGEST: Duration = Duration::from_secs(180);
 
 pub(crate) fn binary() -> PathBuf {
     match std::env::var_os("DORM_BIN") {

@@ -1,6 +1,7 @@
 //! Processes and mounts of the host.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use anyhow::Result;
@@ -74,4 +75,17 @@ pub(super) fn mounts_below(root: &Path) -> Result<Vec<String>> {
         .filter(|at| *at == root || at.starts_with(&format!("{root}/")))
         .map(str::to_owned)
         .collect())
+}
+
+/// Processes and threads end, and descriptors are closed, while they are looked at.
+pub(crate) fn unless_gone<T>(seen: io::Result<T>) -> io::Result<Option<T>> {
+    match seen {
+        Err(e)
+            if e.kind() == io::ErrorKind::NotFound
+                || e.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) =>
+        {
+            Ok(None)
+        }
+        seen => seen.map(Some),
+    }
 }

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::cli;
 use super::server::Server;
+use super::wait::slowness;
 use super::world::World;
 
 /// An example may have ten sessions, in each of which an agent is put to disk, woken, and at work.
@@ -98,6 +99,7 @@ pub(crate) fn run_script(server: &Server, sdk: &Sdk, script: &str, args: &[&str]
         .env_clear()
         .env("PATH", "/usr/local/bin:/usr/bin:/bin")
         .env("PYTHONFAULTHANDLER", "1")
+        .env("DORM_E2E_SLOWNESS", slowness().to_string())
         .env("E2B_API_URL", &server.url)
         .env("E2B_SANDBOX_URL", &server.url)
         .env("E2B_VOLUME_API_URL", &server.url)

@@ -23,6 +23,9 @@ const FIRST_UID: u32 = 700_000_000;
 const AGENTS: u32 = 400;
 const SHUTDOWN: Duration = Duration::from_secs(90);
 
+/// A configuration in which nothing goes to sleep by itself.
+pub(crate) const CALM: &str = "[standby]\nafter = 0\ndurable_after = 0\nhibernate_after = 0\n";
+
 /// How a server differs from the ordinary.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Options {
@@ -277,8 +280,13 @@ impl Server {
 
     /// Waits for the daemon's own end.
     pub(crate) fn wait_for_end(&self) -> Result<i32> {
+        self.wait_for_end_within(SHUTDOWN)
+    }
+
+    /// The same, where something that takes long comes before it.
+    pub(crate) fn wait_for_end_within(&self, longest: Duration) -> Result<i32> {
         let mut child = self.lock().take().context("no daemon runs")?;
-        cli::wait(&mut child, SHUTDOWN).context("the daemon goes on")
+        cli::wait(&mut child, longest).context("the daemon goes on")
     }
 
     /// Whether the daemon has ended by itself.

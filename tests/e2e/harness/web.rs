@@ -1,12 +1,12 @@
 //! The HTTP API without the CLI in between.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use serde_json::Value;
 use ureq::http::Request;
 
+use super::cli;
 use super::server::Server;
+use super::wait::slowness;
 
 /// An answer, whatever its status.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Server {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .allow_non_standard_methods(true)
-            .timeout_global(Some(Duration::from_secs(60)))
+            .timeout_global(Some(cli::LONGEST * slowness()))
             .max_idle_connections(0)
             .build();
         let mut request = Request::builder()

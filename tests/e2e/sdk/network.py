@@ -9,7 +9,7 @@ from e2b import ALL_TRAFFIC, Sandbox, SandboxException
 from support import fails, until
 
 (there, port), (other, other_port) = (argument.split(":") for argument in sys.argv[1:3])
-PROBE = "import socket,sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
+PROBE = "import socket,sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 15)"
 
 
 def reaches(box, host, port):

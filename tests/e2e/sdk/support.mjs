@@ -1,7 +1,9 @@
 // What the scripts share.
 import assert from 'node:assert/strict'
 
-export async function until(what, condition, seconds = 30) {
+const PATIENCE = 60 * Number(process.env.DORM_E2E_SLOWNESS ?? 1)
+
+export async function until(what, condition, seconds = PATIENCE) {
   const end = Date.now() + seconds * 1000
   while (Date.now() < end) {
     const value = await condition()

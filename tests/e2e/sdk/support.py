@@ -1,10 +1,13 @@
 """What the scripts share: waiting, and errors that must come."""
 
 import contextlib
+import os
 import time
 
+PATIENCE = 60 * int(os.environ.get("DORM_E2E_SLOWNESS", "1"))
 
-def until(what, condition, seconds=30):
+
+def until(what, condition, seconds=PATIENCE):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         value = condition()

@@ -102,6 +102,10 @@ impl Torture {
 
     /// Everything once more, then everything away.
     pub(crate) fn end(&mut self) -> Result<String> {
+        if self.armed.take().is_some() {
+            self.server.kill9()?;
+            self.launch(None)?;
+        }
         let names: Vec<String> = self.agents.keys().cloned().collect();
         let last = |agent: &Agent| {
             if agent.must_stop {

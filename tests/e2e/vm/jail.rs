@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::needs_machines;
-use crate::harness::{Agent, Server};
+use crate::harness::{self, Agent, Server};
 use crate::volumes::Volume;
 
 /// What a user needs who does in a volume what root of a box may: owners, modes, and the files of others.
@@ -44,13 +44,15 @@ impl Prisoner {
     /// An ordinary user of the agent's, under a filter of system calls, in namespaces of its own, of which that of the network has no way out,
     /// with no capabilities but these, nor a way to more.
     fn is_locked_up(&self, agent: &Agent, capabilities: u64) -> Result<()> {
+        let users = users_of(agent)?;
         for thread in fs::read_dir(self.proc("task"))? {
-            let status = fs::read_to_string(thread?.path().join("status"))?;
+            let Some(status) = harness::unless_gone(fs::read_to_string(thread?.path().join("status")))? else {
+                continue;
+            };
             let values = |name: &str| -> Vec<String> {
                 let line = status.lines().find_map(|line| line.strip_prefix(name));
                 line.into_iter().flat_map(str::split_whitespace).map(str::to_owned).collect()
             };
-            let users = users_of(agent)?;
             for ids in ["Uid:", "Gid:"] {
                 let ids: Vec<u32> = values(ids).iter().map(|id| id.parse()).collect::<Result<_, _>>()?;
                 ensure!(ids.len() == 4 && ids.iter().all(|id| users.contains(id)), "{ids:?} are not of {users:?}");
@@ -106,7 +108,7 @@ impl Prisoner {
     fn has_open(&self) -> Result<BTreeSet<String>> {
         let mut open = BTreeSet::new();
         for entry in fs::read_dir(self.proc("fd"))? {
-            open.insert(fs::read_link(entry?.path())?.to_string_lossy().into_owned());
+            open.extend(harness::unless_gone(fs::read_link(entry?.path()))?.map(|what| what.to_string_lossy().into_owned()));
         }
         open.retain(|what| !["socket:", "anon_inode:", "pipe:"].iter().any(|kind| what.starts_with(kind)));
         Ok(open)
