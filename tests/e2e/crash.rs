@@ -201,13 +201,22 @@ fn a_pool_in_a_file_is_mounted_again_after_a_reboot() -> Result<()> {
 }
 
 fn an_orderly_end_leaves_boxes_alone_if_so_configured() -> Result<()> {
-    let server = Server::start_with(&Options { leave_boxes: true, ..Options::default() })?;
-    let agent = server.agent("left")?;
-    let pid = agent.pid()?;
-    ensure!(server.sigterm()? == 0);
-    ensure!(fs::exists(format!("/proc/{pid}/exe"))?, "the box was ended");
-    server.launch(&[])?;
-    ensure!(agent.pid()? == pid && agent.sh_text("echo on")? == "on");
+    // Where the pool is a file, the boxes that are left hold its filesystem.
+    for beside_pool in [false, true] {
+        let server = Server::start_with(&Options { leave_boxes: true, beside_pool, ..Options::default() })?;
+        if beside_pool {
+            server.dorm(&["template", "build", "base"])?.succeeded()?;
+        }
+        let agent = server.agent("left")?;
+        let pid = agent.pid()?;
+        for _ in 0..2 {
+            ensure!(server.sigterm()? == 0);
+            ensure!(fs::exists(format!("/proc/{pid}/exe"))?, "the box was ended");
+            server.launch(&[])?;
+            ensure!(agent.pid()? == pid && agent.sh_text("echo on")? == "on");
+        }
+        ensure!(server.remains.loops().len() == usize::from(beside_pool), "{:?}", server.remains.loops());
+    }
     Ok(())
 }
 

@@ -1,13 +1,15 @@
 //! Loop devices by ioctl.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_SET_CAPACITY: libc::c_ulong = 0x4C07;
+const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
@@ -44,8 +46,13 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
+    /// The device that the file has, where somebody still uses one, as boxes do in mount namespaces of their own, or else a new one:
+    /// a filesystem in use cannot be mounted from a second device.
     pub fn attach(backing: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(backing)?;
+        if let Some(device) = Self::of(&file)? {
+            return Ok(device);
+        }
         let control = OpenOptions::new()
             .read(true)
             .write(true)
@@ -77,6 +84,28 @@ impl LoopDevice {
         Err(io::Error::other("no free loop device"))
     }
 
+    fn of(file: &File) -> io::Result<Option<Self>> {
+        let wanted = file.metadata()?;
+        for entry in fs::read_dir("/sys/block")? {
+            let entry = entry?;
+            if !entry.path().join("loop/backing_file").exists() {
+                continue;
+            }
+            let path = Path::new("/dev").join(entry.file_name());
+            // It keeps its file from here on, if it has one still.
+            let device = match File::open(&path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ENXIO) => {
+                    continue;
+                }
+                opened => opened?,
+            };
+            if status(&device).is_ok_and(|info| (info.device, info.inode) == (wanted.dev(), wanted.ino())) {
+                return Self::open(&path).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
     /// Opens a device that is attached already.
     pub fn open(path: &Path) -> io::Result<Self> {
         let device = OpenOptions::new().read(true).write(true).open(path)?;
@@ -94,12 +123,15 @@ impl LoopDevice {
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
 
-    /// The file behind a loop device, as the kernel names it.
-    pub fn backing_file(path: &Path) -> io::Result<PathBuf> {
-        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        let file = Path::new("/sys/block").join(name).join("loop/backing_file");
-        Ok(PathBuf::from(std::fs::read_to_string(file)?.trim_end()))
+fn status(device: &File) -> io::Result<LoopInfo64> {
+    // SAFETY: all-zero is a valid value of this plain C structure.
+    let mut info: LoopInfo64 = unsafe { std::mem::zeroed() };
+    // SAFETY: LOOP_GET_STATUS64 fills in one loop_info64, whose layout LoopInfo64 has, and keeps no pointer to it.
+    match unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) } {
+        0 => Ok(info),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
