@@ -215,7 +215,7 @@ fn an_orderly_end_leaves_boxes_alone_if_so_configured() -> Result<()> {
             server.launch(&[])?;
             ensure!(agent.pid()? == pid && agent.sh_text("echo on")? == "on");
         }
-        ensure!(server.remains.loops().len() == usize::from(beside_pool), "{:?}", server.remains.loops());
+        ensure!(server.remains.loops().len() <= 1, "the pool is mounted twice: {:?}", server.remains.loops());
     }
     Ok(())
 }

@@ -56,6 +56,11 @@ impl Options {
     }
 }
 
+/// As `DORM_E2E_POOL=file` says: every server has its pool in a file, as on hosts without btrfs.
+fn pools_are_files() -> bool {
+    std::env::var_os("DORM_E2E_POOL").is_some_and(|kind| kind == "file")
+}
+
 pub(crate) struct Server {
     number: u32,
     pub(crate) data: PathBuf,
@@ -114,11 +119,19 @@ impl Server {
         if !options.bare {
             seed::ready()?;
         }
+        let in_file = !options.bare && !options.is_elsewhere() && pools_are_files();
+        let options = &Options {
+            beside_pool: options.beside_pool || in_file,
+            ..options.clone()
+        };
         let server = Self::prepare(label, options)?;
         if !options.bare && !options.is_elsewhere() {
             seed::copy_to(&server.data)?;
         }
         server.launch(&[])?;
+        if in_file {
+            server.dorm(&["template", "build", "base"])?.succeeded()?;
+        }
         Ok(server)
     }
 
