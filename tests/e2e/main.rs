@@ -4,6 +4,7 @@
 //! `DORM_BIN` names another binary than `target/debug/dorm`; `DORM_E2E_KEEP` leaves the work directory in place;
 //! `DORM_E2E_ISOLATION` runs part of them with agents of another isolation, `DORM_E2E_ALL` all in which an engine has a part.
 //! `DORM_E2E_SLOWNESS` is how many times as long as usual anything may take, on a machine that is emulated.
+//! `DORM_E2E_POOL=file` gives each server its homes in a file of its own, as on hosts without btrfs.
 
 use std::process::ExitCode;
 

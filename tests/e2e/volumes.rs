@@ -111,7 +111,7 @@ fn a_volume_that_is_mounted_cannot_be_deleted() -> Result<()> {
 fn a_volume_that_is_half_made_or_half_deleted_is_gone_after_the_next_start() -> Result<()> {
     let server = Server::start()?;
     let kept = Volume::new(&server, "kept")?;
-    server.sigterm()?;
+    server.kill9()?;
     let volumes = server.data.join("pool/volumes");
     let stray = volumes.join("strayvolumewithnorec");
     std::process::Command::new("btrfs").args(["subvolume", "create"]).arg(&stray).output()?;
