@@ -7,7 +7,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{mpsc, oneshot};
@@ -71,29 +71,70 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(wire: S, mut each: impl Fn
     }
 }
 
-fn connection<S: AsyncRead + AsyncWrite + Unpin>(wire: S, mode: Mode) -> Connection<Compat<Unasking<S>>> {
+fn connection<S: AsyncRead + AsyncWrite + Unpin>(wire: S, mode: Mode) -> Connection<Compat<Checked<S>>> {
     let mut config = Config::default();
     // Just enough for the window that each begins with, so that none grows.
     config.set_max_connection_receive_window(None);
     config.set_max_num_streams(MOST);
     config.set_max_connection_receive_window(Some(MOST * DEFAULT_CREDIT as usize));
-    let wire = Unasking { wire, begun: false };
+    let wire = Checked {
+        wire,
+        begun: false,
+        left: 0,
+        over: false,
+    };
     Connection::new(wire.compat(), config, mode)
 }
 
 const HEADER: usize = 12;
+const DATA: u8 = 0;
 const PING: u8 = 2;
+const FAREWELL: u8 = 3;
 
-/// Leaves out the ping that a session of the library's begins with, and with it all that would follow: by their answers it
+/// Checks what the library's session writes.
+///
+/// It leaves out the ping that a session begins with, and with it all that would follow: by their answers it
 /// would learn how large windows may become, which they do not. Without them no side has to answer the other, so
 /// that two sides that have much to say never wait for each other.
+///
+/// And it fails at a farewell, which is what the library answers to a side that breaks the rules. The library itself goes on after it, and
+/// a side that breaks them with each frame would have a line in the log of the other for each.
 #[derive(Debug)]
-struct Unasking<S> {
+struct Checked<S> {
     wire: S,
     begun: bool,
+    /// Bytes that are still to be written of a frame.
+    left: usize,
+    over: bool,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Unasking<S> {
+impl<S> Checked<S> {
+    /// Bytes to be written of the frame that `bytes` begin or go on with. The library begins each frame with its whole header.
+    fn frame(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.left > 0 {
+            return Ok(self.left);
+        }
+        let Some([_, kind, _, _, _, _, _, _, length @ ..]) = bytes.first_chunk::<HEADER>() else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        self.over |= *kind == FAREWELL;
+        let content = if *kind == DATA {
+            u32::from_be_bytes(*length)
+        } else {
+            0
+        };
+        Ok(HEADER + content as usize)
+    }
+
+    fn is_good(&self) -> io::Result<()> {
+        match self.over {
+            true => Err(io::Error::other("the other side breaks the rules")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Checked<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -103,15 +144,21 @@ impl<S: AsyncRead + Unpin> AsyncRead for Unasking<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Unasking<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Checked<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         if !std::mem::replace(&mut self.begun, true) && bytes.len() == HEADER && bytes[1] == PING {
             return Poll::Ready(Ok(HEADER));
         }
-        Pin::new(&mut self.wire).poll_write(cx, bytes)
+        let frame = self.frame(bytes)?;
+        self.is_good()?;
+        let written = ready!(Pin::new(&mut self.wire).poll_write(cx, bytes))?;
+        self.left = frame.saturating_sub(written);
+        Poll::Ready(Ok(written))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // The library may have begun another frame in the place of the farewell.
+        self.is_good()?;
         Pin::new(&mut self.wire).poll_flush(cx)
     }
 
@@ -225,6 +272,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn content_that_looks_like_a_farewell_is_content() {
+        let opener = pair();
+        let mut stream = opener.open().await.unwrap();
+        let farewell = [0, FAREWELL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+        stream.write_all(b"e").await.unwrap();
+        for _ in 0..3 {
+            stream.write_all(&farewell).await.unwrap();
+            stream.flush().await.unwrap();
+            let mut echoed = [0; HEADER];
+            stream.read_exact(&mut echoed).await.unwrap();
+            assert_eq!(echoed, farewell);
+        }
+    }
+
+    #[tokio::test]
     async fn streams_end_with_their_wire_and_when_they_are_driven_no_more() {
         async fn is_over(opener: Opener, mut stream: Stream) {
             assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
@@ -243,6 +305,21 @@ mod tests {
         let stream = opener.open().await.unwrap();
         driver.abort();
         is_over(opener, stream).await;
+    }
+
+    /// Otherwise nothing would come to its end, and each of them be a line in the log.
+    #[tokio::test]
+    async fn a_side_that_gives_more_room_than_there_can_be_ends_it() {
+        let (ours, mut theirs) = tokio::io::duplex(4096);
+        let (opener, driven) = client(ours);
+        let driver = tokio::spawn(driven);
+        let mut stream = opener.open().await.unwrap();
+        stream.write_all(b"open").await.unwrap();
+        theirs.read_exact(&mut [0; HEADER + 4]).await.unwrap();
+        let room = [0, 1, 0, 0, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff];
+        theirs.write_all(&room).await.unwrap();
+        driver.await.unwrap();
+        assert!(opener.open().await.is_err());
     }
 
     #[tokio::test]

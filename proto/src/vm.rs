@@ -43,6 +43,9 @@ pub enum Order {
         /// Where the volumes are to be mounted, in the order in which [`crate::volume`] counts them.
         #[serde(default)]
         volumes: Vec<String>,
+        /// How many processes its runs may have.
+        #[serde(default)]
+        pids: Option<u32>,
     },
     /// After a return from disk: answered when the machine knows the time and who it is, and its processes go on. It says that it
     /// failed if its network could not be set up; everything else is done then.
@@ -59,7 +62,7 @@ pub enum Order {
     Clock { now_ms: i64 },
     /// Answered when no process of the box runs, everything written is on the machine's disk, and nothing is under way to its volumes, as is
     /// right for a machine that is about to stand still; with [`Answer::Held`] where the disk takes too long. [`Order::Resume`] or
-    /// [`Order::Clock`] let all of it go on.
+    /// [`Order::Clock`] let all of it go on. It says that it failed where the volumes take too long, and all of it goes on at once.
     Sync,
     /// As SIGTERM to process 1 of a container; the machine is off at the end.
     Stop,
@@ -81,7 +84,7 @@ pub enum Answer {
     /// Nothing listens on the port.
     Refused,
     Failed(String),
-    /// What listens in `/proc/net/tcp` and `/proc/net/tcp6`, below their heads.
+    /// What listens in `/proc/net/tcp` and `/proc/net/tcp6`, below their heads: all that these say of it, or the fields up to its state.
     Listening(Vec<String>),
     /// To [`Order::Sync`]: no process runs, but not everything written is on the disk. Earlier guests wait for that, however long it takes.
     Held,

@@ -2,17 +2,22 @@
 //! is room again.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use rustix::fs::{FallocateFlags, fallocate, ftruncate, syncfs};
+use rustix::fs::{FallocateFlags, fallocate, ftruncate, statvfs, syncfs};
 
-use crate::harness::{self, Agent, Options, Output, Server};
+use crate::harness::{self, Agent, Options, Output, Server, Skip};
 
 harness::tests![
     a_full_disk_leaves_agents_as_they_are_until_there_is_room,
     whichever_write_the_disk_is_full_at_nothing_is_lost,
+    what_is_begun_or_ended_on_a_full_disk_is_so_or_not_and_nothing_is_lost,
+    a_pool_in_a_file_outlives_memory_and_others_that_fill_the_disk_below_it,
+    open_files_without_names_take_no_room_of_a_pool_in_a_file,
     nothing_is_acknowledged_that_cannot_be_recorded,
     a_disk_that_is_full_has_room_again_once_something_is_deleted,
     a_daemon_that_is_started_on_a_full_disk_keeps_the_boxes_that_it_finds,
@@ -23,15 +28,15 @@ const DISK: u64 = 1 << 30;
 const LITTLE: u64 = 12 << 20;
 
 /// A file that takes the room of others.
-struct Ballast(PathBuf);
+pub(crate) struct Ballast(PathBuf);
 
 impl Ballast {
-    fn beside(server: &Server) -> Result<Self> {
+    pub(crate) fn beside(server: &Server) -> Result<Self> {
         Ok(Self(server.data.parent().context("a data directory lies somewhere")?.join("ballast")))
     }
 
     /// Takes all room but this.
-    fn fill(&self, left: u64) -> Result<()> {
+    pub(crate) fn fill(&self, left: u64) -> Result<()> {
         let file = File::create(&self.0)?;
         let mut size = 0;
         for piece in [64 << 20, 1 << 20, 64 << 10, 4 << 10] {
@@ -43,7 +48,16 @@ impl Ballast {
         Ok(syncfs(&file)?)
     }
 
-    fn remove(&self) -> Result<()> {
+    /// Takes room until whoever is not root has this left.
+    fn leave(&self, left: u64) -> Result<()> {
+        let file = File::create(&self.0)?;
+        syncfs(&file)?;
+        let taken = room(&self.0)?.checked_sub(left).context("there is no room to take")?;
+        fallocate(&file, FallocateFlags::empty(), 0, taken)?;
+        Ok(syncfs(&file)?)
+    }
+
+    pub(crate) fn remove(&self) -> Result<()> {
         fs::remove_file(&self.0)?;
         Ok(syncfs(File::open(self.0.parent().context("it lies somewhere")?)?)?)
     }
@@ -52,6 +66,20 @@ impl Ballast {
 impl Drop for Ballast {
     fn drop(&mut self) {
         let _ = self.remove();
+    }
+}
+
+/// Bytes that whoever is not root may still write there.
+fn room(at: &Path) -> Result<u64> {
+    let told = statvfs(at)?;
+    Ok(told.f_bavail * told.f_frsize)
+}
+
+/// The memory of a machine is a file of its home: none of this holds for it.
+fn needs_images() -> Result<()> {
+    match harness::engines::in_machines() {
+        true => Err(Skip("its memory is a file of its home".to_owned()).into()),
+        false => Ok(()),
     }
 }
 
@@ -167,6 +195,164 @@ fn whichever_write_the_disk_is_full_at_nothing_is_lost() -> Result<()> {
     }
     ensure!(refused > 20 && done > 20, "{refused} were refused, and {done} done");
     Ok(())
+}
+
+fn what_is_begun_or_ended_on_a_full_disk_is_so_or_not_and_nothing_is_lost() -> Result<()> {
+    needs_images()?;
+    let server = Server::start_with(&Options { disk: Some(DISK), hibernate_boxes: true, config: harness::CALM, ..Options::default() })?;
+    server.dorm(&["template", "build", "base"])?.succeeded()?;
+    let (kept, ended) = (server.agent_with("kept", &["--durable-after", "0.1"])?, server.agent("ended")?);
+    kept.holder(1)?;
+    let held = word(&kept)?;
+    let ballast = Ballast::beside(&server)?;
+    let round = |quarters: u64| -> Result<()> {
+        for agent in [&kept, &ended] {
+            agent.sh(&format!("echo {quarters} > ~/file; sync"))?.succeeded()?;
+        }
+        ballast.fill(quarters << 18)?;
+        let new = format!("new-{quarters}");
+        let made = acknowledged(&server.dorm(&["new", &new])?)?;
+        let stopped = acknowledged(&server.dorm(&["stop", &ended.name])?)?;
+        let state = ended.state()?;
+        ensure!(state == "stopped" || state == "running" && !stopped, "it is {}", ended.show()?);
+        let before = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as i64;
+        let paused = acknowledged(&server.dorm(&["pause", &kept.name])?)?;
+        ensure!(kept.state()? == if paused { "standby" } else { "running" }, "it is {}", kept.show()?);
+        // With less, not even the pause may be recorded yet, which comes first.
+        if paused && quarters << 18 >= LITTLE {
+            harness::eventually("its memory is on disk too, or it says why not", || {
+                let why = server.http("GET", &format!("/v1/agents/{}/why", kept.name), b"")?.json()?;
+                let trouble = why["setback"]["time"].as_i64() >= Some(before);
+                Ok((trouble || kept.show()?["durable"] == true).then_some(()))
+            })?;
+        }
+        let code = server.sigterm()?;
+        ensure!(code == 0, "the daemon left with {code}");
+        ballast.remove()?;
+        server.launch(&[])?;
+        server.in_order()?;
+        let told = (word(&kept)?, kept.sh_text("cat ~/file")?);
+        ensure!(told == (held.clone(), quarters.to_string()), "it is not as it was: {told:?}");
+        ensure!(ended.sh_text("cat ~/file")? == quarters.to_string(), "its files are not as they were");
+        ensure!(server.names()?.contains(&new) == made, "it was made: {made}; there are {:?}", server.names()?);
+        if made {
+            ensure!(server.adopt(&new)?.sh_text("hostname")? == new);
+        }
+        server.in_order()
+    };
+    for quarters in [0, 1, 4, 16, 48, 120] {
+        round(quarters).with_context(|| format!("with {quarters} quarters of a megabyte left"))?;
+    }
+    Ok(())
+}
+
+/// Its size is what it may have at most, so that nothing grows but what the file takes of the disk.
+const POOL: &str = "[standby]\nafter = 0\ndurable_after = 0\nhibernate_after = 0\n[pool]\nsize = \"1G\"\nmax = \"1G\"\n";
+/// What is left to memory on the disk with the pool file, and megabytes of each image. Some of them fit, whatever dorm keeps free.
+const LEFT_TO_MEMORY: u64 = 1536 << 20;
+const LARGE: u32 = 256;
+/// What of its room a btrfs may need for itself.
+const MARGIN: u64 = 128 << 20;
+/// Writes, and sees to it that it is on the disk, over and over.
+const WRITER: &str = "n=0; until test -e /dev/shm/enough; do n=$((n + 1)); { echo $n > ~/count && sync ~/count; } || echo $n >> /dev/shm/refused; \
+    sleep 0.1; done; touch /dev/shm/ended";
+
+fn a_pool_in_a_file_outlives_memory_and_others_that_fill_the_disk_below_it() -> Result<()> {
+    needs_images()?;
+    let server = Server::start_with(&Options { mains: true, leave_boxes: true, config: POOL, ..Options::default() })?;
+    server.dorm(&["template", "build", "base"])?.succeeded()?;
+    let (writer, large, asleep) = (server.agent("writer")?, server.agent("large")?, server.agent("asleep")?);
+    for (agent, megabytes) in [(&writer, 1), (&large, LARGE), (&asleep, 16)] {
+        agent.holder(megabytes)?;
+    }
+    let held = [word(&writer)?, word(&large)?, word(&asleep)?];
+    let same = |agent: &Agent, number: usize| -> Result<()> {
+        ensure!(word(agent)? == held[number], "{} is not what it was", agent.name);
+        Ok(())
+    };
+    writer.exec_with(&["-d"], &["bash", "-c", WRITER])?.succeeded()?;
+    asleep.hibernate()?;
+
+    // Others leave what the pool file has yet to take, and some; and memory takes that until it is refused.
+    let image = fs::metadata(server.data.join("pool.img"))?;
+    let unbacked = image.len().saturating_sub(512 * image.blocks());
+    let ballast = Ballast::beside(&server)?;
+    ballast.leave(unbacked + LEFT_TO_MEMORY)?;
+    let mut taken = 0;
+    while acknowledged(&server.dorm(&["snapshot", &large.name])?)? {
+        taken += 1;
+        ensure!(taken < 32, "the disk does not become full");
+    }
+    ensure!(taken > 0, "nothing was taken of the room that there was");
+    is_full(&server.dorm(&["hibernate", &large.name])?)?;
+    ensure!(large.state()? == "running", "it is {}", large.show()?);
+    ensure!(server.snapshots(&large.name)?.len() == taken, "a snapshot is there that was not taken");
+
+    // The pool has the room that it speaks of.
+    let free = room(&server.data.join("pool"))?;
+    let much = free.checked_sub(MARGIN).with_context(|| format!("the pool has {free} bytes left"))?;
+    large.sh(&format!("head -c {much} /dev/zero > ~/much && sync ~/much"))?.succeeded()?;
+    for agent in [&writer, &large] {
+        agent.sh("echo new > ~/file && sync ~/file")?.succeeded().context("a home cannot be written")?;
+    }
+    let count = || anyhow::Ok(writer.sh_text("cat ~/count")?.parse::<u64>().unwrap_or(0));
+    let before = count()?;
+    harness::eventually("the writer goes on", || Ok((count()? > before).then_some(())))?;
+    large.sh("rm ~/much && sync ~/file")?.succeeded()?;
+    same(&writer, 0)?;
+    same(&large, 1)?;
+    same(&asleep, 2)?;
+
+    // Others take all of it, while nobody writes.
+    writer.sh("touch /dev/shm/enough")?.succeeded()?;
+    writer.until("the writer ends", "test -e /dev/shm/ended")?;
+    ensure!(writer.sh("test -e /dev/shm/refused")?.code == 1, "refused: {}", writer.sh_text("cat /dev/shm/refused")?);
+    syncfs(File::open(server.data.join("pool"))?)?;
+    ballast.fill(0)?;
+    same(&writer, 0)?;
+    same(&large, 1)?;
+    is_full(&server.dorm(&["hibernate", &large.name])?)?;
+    same(&large, 1)?;
+    ballast.remove()?;
+
+    for agent in [&writer, &large, &asleep] {
+        agent.sh("echo newer > ~/file && sync ~/file")?.succeeded().context("a home cannot be written")?;
+    }
+    large.hibernate()?;
+    same(&large, 1)?;
+    ensure!(large.sh_text("cat ~/file")? == "newer");
+    server.agent("later")?.sh("true")?.succeeded()?;
+    server.in_order()
+}
+
+/// Megabytes of the file, and of what is left to memory.
+const NAMELESS: u64 = 300;
+const LEFT_BESIDE: u64 = 150;
+
+/// Their content is in an image as well, and no memory of the box.
+fn open_files_without_names_take_no_room_of_a_pool_in_a_file() -> Result<()> {
+    needs_images()?;
+    let server = Server::start_with(&Options { mains: true, leave_boxes: true, config: POOL, ..Options::default() })?;
+    server.dorm(&["template", "build", "base"])?.succeeded()?;
+    let (holder, other) = (server.agent("holder")?, server.agent("other")?);
+    let hold = format!("exec 3<> ~/file; head -c {NAMELESS}M /dev/urandom >&3; sync ~/file; rm ~/file; echo $$ > ~/pid; sleep infinity");
+    holder.exec_with(&["-d"], &["bash", "-c", &hold])?.succeeded()?;
+    holder.until("the file has lost its name", "test -s ~/pid")?;
+    let content = || holder.sh_text("sha256sum < /proc/$(cat ~/pid)/fd/3");
+    let before = content()?;
+
+    let image = fs::metadata(server.data.join("pool.img"))?;
+    let unbacked = image.len().saturating_sub(512 * image.blocks());
+    let ballast = Ballast::beside(&server)?;
+    ballast.leave(unbacked + (LEFT_BESIDE << 20))?;
+    is_full(&server.dorm(&["hibernate", &holder.name])?)?;
+    ensure!(room(&ballast.0)? >= unbacked, "what was promised to the pool was taken");
+    ensure!(content()? == before, "it is not as it was");
+    other.hibernate().context("there is room for one without such a file")?;
+    ballast.remove()?;
+    holder.hibernate()?;
+    ensure!(content()? == before, "it did not come back as it was");
+    server.in_order()
 }
 
 /// Makes agents until one cannot be recorded, and counts them.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::harness::{self, Agent, Server, Skip};
+use crate::harness::{self, Agent, Server};
 
 harness::tests![
     a_box_behind_gvisor_has_another_kernel_and_is_what_auto_means,
@@ -18,7 +18,7 @@ harness::tests![
 /// Where `scripts/setup-gvisor` found no runsc to be had, it said so, and there is nothing to test.
 fn behind_gvisor(server: &Arc<Server>, label: &str) -> Result<Agent> {
     if let Some(reason) = harness::engines::missing_for("gvisor")? {
-        return Err(Skip(reason).into());
+        return Err(harness::engines::skipped("gvisor", reason));
     }
     server.agent_with(label, &["--isolation", "gvisor"])
 }

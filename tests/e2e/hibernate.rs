@@ -1,8 +1,12 @@
 //! An agent's memory and running processes survive: in RAM, on disk, over the daemon's end and the machine's.
 
-use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::harness::{self, Server};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::harness::{self, Server, Skip};
 
 harness::tests![
     a_paused_agent_uses_no_processor_and_wakes_at_the_next_command,
@@ -11,6 +15,7 @@ harness::tests![
     a_hibernated_agent_survives_the_daemon_and_a_reboot_with_its_memory,
     a_shell_keeps_its_variables_listeners_and_pipes_their_ends,
     what_cannot_be_saved_is_named_and_goes_on,
+    an_image_that_criu_refuses_is_told_of_and_costs_the_memory_alone,
     a_hibernated_agent_can_be_stopped_and_deleted,
     a_fork_goes_on_with_the_memory_under_a_name_of_its_own,
     a_fork_is_nobody_but_itself,
@@ -115,6 +120,44 @@ fn what_cannot_be_saved_is_named_and_goes_on() -> Result<()> {
     Ok(())
 }
 
+fn an_image_that_criu_refuses_is_told_of_and_costs_the_memory_alone() -> Result<()> {
+    if harness::engines::isolation().is_some() {
+        return Err(Skip("CRIU has no part in it".to_owned()).into());
+    }
+    let server = Server::shared()?;
+    let agent = server.agent("refused")?;
+    agent.holder(4)?;
+    agent.sh("echo kept > ~/file")?.succeeded()?;
+    agent.hibernate()?;
+    let image = fs::read_dir(server.data.join("images").join(&agent.id))?.next().context("no image")??.path();
+    // Every checksum is right, and what they are of is no inventory to CRIU.
+    let mut inventory = fs::read(image.join("inventory.img"))?;
+    inventory.iter_mut().take(8).for_each(|byte| *byte ^= 0xff);
+    fs::write(image.join("inventory.img"), &inventory)?;
+    let mut manifest: Value = serde_json::from_slice(&fs::read(image.join("manifest.json"))?)?;
+    let checksum = &mut manifest["files"]["inventory.img"]["blake3"];
+    ensure!(checksum.is_string(), "the manifest has no checksum of it");
+    *checksum = blake3::hash(&inventory).to_hex().as_str().into();
+    let manifest = manifest.to_string();
+    fs::write(image.join("manifest.json"), &manifest)?;
+    fs::write(image.join("manifest.blake3"), blake3::hash(manifest.as_bytes()).to_hex().as_str())?;
+
+    ensure!(agent.sh_text("cat ~/file")? == "kept");
+    ensure!(agent.sh("pgrep python3")?.code == 1, "something of the image runs");
+    // By CRIU's word alone.
+    let lost = |text: &str| text.contains("memory is lost") && !text.contains("checksum") && !text.contains("have changed");
+    let shown = agent.show()?;
+    ensure!(shown["state"] == "running" && shown["reason"].as_str().is_some_and(lost), "{shown}");
+    let why = server.dorm(&["why", &agent.name])?.text()?;
+    ensure!(lost(&why), "{why}");
+    let images = server.remains.images().remove(&agent.id).unwrap_or_default();
+    ensure!(images.iter().any(|name| name.ends_with(".bad")), "the image is not kept: {images:?}");
+    agent.holder(4)?;
+    let held = agent.held()?;
+    agent.hibernate()?;
+    held.goes_on_in(&agent.held()?)
+}
+
 fn a_hibernated_agent_can_be_stopped_and_deleted() -> Result<()> {
     let server = Server::shared()?;
     let agent = server.agent("dropped")?;
@@ -169,8 +212,13 @@ fn a_fork_is_nobody_but_itself() -> Result<()> {
     agent.until("the resident is at home", "test -e /tmp/resident")?;
     ensure!(agent.sh_text("echo $DORM_AGENT_ID; cat /run/dorm/agent-id")?.split_whitespace().all(|id| id == agent.id));
     agent.root("echo nameserver 192.0.2.9 > /etc/resolv.conf")?.succeeded()?;
+    server.dorm(&["snapshot", &agent.name, "--label", "past"])?.succeeded()?;
+    // By so much, a clock that has stood still since is told from one that is right.
+    let tolerance = 2 * u64::from(harness::slowness());
+    std::thread::sleep(Duration::from_secs(2 * tolerance));
     let name = format!("{}-fork", agent.name);
-    server.dorm(&["fork", &agent.name, &name, "--count", "2"])?.succeeded()?;
+    server.dorm(&["fork", &agent.name, &name, "--from", "past", "--count", "2"])?.succeeded()?;
+    let now = || anyhow::Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs());
     let mut numbers = Vec::new();
     for number in ["1", "2"] {
         let fork = server.adopt(&format!("{name}-{number}"))?;
@@ -178,12 +226,14 @@ fn a_fork_is_nobody_but_itself() -> Result<()> {
         ensure!(!fork.sh_text("cat /etc/hosts /etc/hostname")?.replace(&fork.name, "").contains(&agent.name));
         ensure!(fork.sh_text("cat /etc/resolv.conf")?.trim() == "nameserver 169.254.1.1");
         ensure!(fork.sh_text("hostname -I")?.trim() == fork.address()?);
+        let asked = now()?;
         fork.sh("touch /tmp/tell")?.succeeded()?;
         fork.until("the resident tells", "test -e /tmp/told")?;
         let told = fork.sh_text("cat /tmp/told")?;
         let words: Vec<_> = told.split_whitespace().collect();
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
-        ensure!(now.abs_diff(words[0].parse()?) < 60, "the clock is {} at {now}", words[0]);
+        let (clock, answered) = (words[0].parse::<u64>()?, now()?);
+        let right = asked.saturating_sub(tolerance)..=answered + tolerance;
+        ensure!(right.contains(&clock), "the clock was {clock} between {asked} and {answered}");
         ensure!(words[1] == agent.id && words[2] == fork.id, "{told}");
         numbers.push(words[3].to_owned());
         // What it is made of goes to disk and back as well.

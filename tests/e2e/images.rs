@@ -20,9 +20,11 @@ harness::tests![
     reading_the_files_of_an_agent_that_sleeps_costs_it_nothing,
     a_restore_that_does_not_come_to_an_end_is_given_up_and_the_memory_is_not,
     a_criu_that_is_killed_at_its_work_costs_no_memory,
+    a_criu_that_is_killed_leaves_nothing_in_the_way_of_the_next,
     where_no_criu_is_found_memory_stays_where_it_is_and_all_else_goes_on,
     a_helper_that_stands_still_does_not_hold_up_the_daemons_end,
     an_image_that_is_given_up_leaves_no_strange_files_in_the_home,
+    copies_of_the_files_of_an_agent_that_sleeps_have_no_strange_files,
     a_crash_leaves_no_strange_files_in_the_home,
 ];
 
@@ -122,6 +124,56 @@ fn a_criu_that_is_killed_at_its_work_costs_no_memory() -> Result<()> {
     still_waits(&agent)
 }
 
+/// Holds a file that has no name, and enough memory for a restore to be met at it.
+const NAMELESS: &str = "import os, time
+file = open('/home/user/nameless', 'w+')
+print('kept', file=file, flush=True)
+os.unlink('/home/user/nameless')
+memory = os.urandom(200 << 20)
+open('/home/user/ready', 'w')
+while not os.path.exists('/home/user/ask'): time.sleep(0.05)
+file.seek(0)
+open('/home/user/answer.new', 'w').write(file.read())
+os.rename('/home/user/answer.new', '/home/user/answer')";
+
+/// CRIU makes a file for one without a name, and takes it away at its end.
+fn a_criu_that_is_killed_leaves_nothing_in_the_way_of_the_next() -> Result<()> {
+    let server = Server::start()?;
+    let agent = server.agent("nameless")?;
+    agent.exec_with(&["-d"], &["python3", "-c", NAMELESS])?.succeeded()?;
+    agent.until("it holds the file", "test -e ready")?;
+    let home = server.data.join("pool/homes").join(&agent.id).join("home/user");
+    let ghosts = || -> Result<Vec<String>> {
+        let names = fs::read_dir(&home)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        let names: Result<Vec<String>> = names.collect();
+        Ok(names?.into_iter().filter(|name| name.ends_with(".ghost")).collect())
+    };
+    // A restore that is over before it is met has to be done again.
+    for _ in 0..20 {
+        agent.hibernate()?;
+        let criu = spare_criu(&server)?;
+        let woken = thread::scope(|scope| {
+            let waking = scope.spawn(|| server.dorm(&["wake", &agent.name]));
+            while !waking.is_finished() {
+                if !ghosts()?.is_empty() {
+                    let _ = kill_process(criu, Signal::KILL);
+                    break;
+                }
+            }
+            waking.join().map_err(|_| anyhow::anyhow!("the wake broke off"))?
+        })?;
+        if woken.code != 0 {
+            woken.refused(1, &["criu was killed", "still on disk"])?;
+            ensure!(!ghosts()?.is_empty(), "the killed criu has left nothing");
+            agent.wake()?;
+            ensure!(ghosts()?.is_empty(), "it is left in the home: {:?}", ghosts()?);
+            agent.sh("touch ask")?.succeeded()?;
+            return agent.until("the file is read", "grep -qx kept answer");
+        }
+    }
+    anyhow::bail!("no restore was met at its work")
+}
+
 /// Every program of this host by a link in `folder`, but CRIU.
 fn link_all_but_criu(folder: &Path) -> Result<()> {
     for from in ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"] {
@@ -191,8 +243,9 @@ fn a_helper_that_stands_still_does_not_hold_up_the_daemons_end() -> Result<()> {
     server.launch(&[])
 }
 
-/// A file that is open under a name which is gone, and has another: CRIU gives it a third.
-const RENAMED: &str = "cd ~; echo linked > first; ln first second; exec 3< first; rm first; touch ready; sleep 600";
+/// A file that is open under a name which is gone, and has another: CRIU gives it a third. And one whose name is no text.
+const RENAMED: &str = "cd ~; echo linked > first; ln first second; exec 3< first; rm first; \
+                       echo text > $'.\\344lter'; exec 4< $'.\\344lter'; touch ready; sleep 600";
 
 /// Behind gVisor, whose images cannot have such files, it has the other name alone.
 fn hold_a_renamed_file(agent: &Agent) -> Result<()> {
@@ -231,6 +284,33 @@ fn an_image_that_is_given_up_leaves_no_strange_files_in_the_home() -> Result<()>
     for agent in [&agent, &copy] {
         let found = files(agent)?;
         ensure!(found == "second", "{} has {found}", agent.name);
+    }
+    Ok(())
+}
+
+fn copies_of_the_files_of_an_agent_that_sleeps_have_no_strange_files() -> Result<()> {
+    let server = Server::start_with(&Options { config: DURABLE_AT_ONCE, ..Options::default() })?;
+    let agent = server.agent("copied")?;
+    let dorm = |args: &[&str]| server.dorm(args)?.succeeded().map(drop);
+    for sleeps in [|agent: &Agent| durable(agent).map(drop), |agent: &Agent| agent.hibernate()] {
+        hold_a_renamed_file(&agent)?;
+        waiting(&agent)?;
+        sleeps(&agent)?;
+        let state = agent.state()?;
+        let (now, then) = (format!("{}-{state}-now", agent.name), format!("{}-{state}-then", agent.name));
+        dorm(&["fork", &agent.name, &now, "--files-only"])?;
+        dorm(&["snapshot", &agent.name, "--label", "files", "--files-only"])?;
+        dorm(&["fork", &agent.name, &then, "--from", "files", "--files-only"])?;
+        for copy in [now, then] {
+            let copy = server.adopt(&copy)?;
+            let found = files(&copy)?;
+            ensure!(found == "second", "{} has {found}", copy.name);
+        }
+        // Its own memory needs them still.
+        still_waits(&agent)?;
+        dorm(&["rollback", &agent.name, "files"])?;
+        let found = files(&agent)?;
+        ensure!(found == "second", "after the rollback there are {found}");
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 //! Needs root. `cargo test -p dorm-e2e --test e2e -- FILTER` runs the tests whose name or feature holds FILTER.
 //! `DORM_BIN` names another binary than `target/debug/dorm`; `DORM_E2E_KEEP` leaves the work directory in place;
 //! `DORM_E2E_ISOLATION` runs part of them with agents of another isolation, `DORM_E2E_ALL` all in which an engine has a part.
+//! `DORM_E2E_REQUIRE` names isolations, with commas in between, that must work here: what would be skipped for want of them fails.
 //! `DORM_E2E_SLOWNESS` is how many times as long as usual anything may take, on a machine that is emulated.
 //! `DORM_E2E_POOL=file` gives each server its homes in a file of its own, as on hosts without btrfs.
 
@@ -50,16 +51,8 @@ fn main() -> ExitCode {
     if args.list {
         return libtest_mimic::run(&args, trials).exit_code();
     }
-    match harness::engines::missing() {
-        Ok(None) => {}
-        Ok(Some(reason)) => {
-            eprintln!("skipped, nothing can be isolated like that here: {reason}");
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            return ExitCode::FAILURE;
-        }
+    if let Some(code) = harness::engines::nothing_to_run() {
+        return code;
     }
     let interrupted = || {
         harness::World::tear_down();
@@ -74,9 +67,9 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let conclusion = libtest_mimic::run(&args, trials);
-    let left = harness::Server::finish_shared();
-    left.iter()
-        .for_each(|what| eprintln!("left behind by the shared server: {what}"));
+    let mut left = harness::Server::finish_shared();
+    left.extend(harness::orphans());
+    left.iter().for_each(|what| eprintln!("left behind: {what}"));
     harness::World::tear_down();
     if left.is_empty() {
         conclusion.exit_code()

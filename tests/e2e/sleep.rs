@@ -1,7 +1,10 @@
 //! Agents go to sleep by themselves, say why, and are woken by whatever reaches for them, once.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::ops::Range;
+use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -15,6 +18,7 @@ harness::tests![
     a_run_and_an_open_stream_keep_an_agent_awake,
     a_service_goes_to_sleep_with_its_agent_and_goes_on_with_it,
     beyond_the_budget_the_longest_asleep_goes_to_disk_first,
+    what_sleeps_and_what_is_kept_of_it_is_shown_as_it_is,
     every_transition_is_told_to_those_who_follow,
     a_hundred_requests_to_a_sleeping_agent_cause_one_wake,
     a_paused_agent_outlives_a_killed_daemon_as_it_was,
@@ -190,6 +194,119 @@ fn beyond_the_budget_the_longest_asleep_goes_to_disk_first() -> Result<()> {
     ensure!(path(&first)?.iter().any(|(_, why)| why.contains("memory is short")), "{:?}", path(&first)?);
     ensure!(second.state()? == "standby" && third.state()? == "standby", "{} {}", second.state()?, third.state()?);
     first.sh("pgrep python3")?.succeeded()?;
+    Ok(())
+}
+
+/// What a table of the command line says of the one with `value` under `heading`. Between two columns no row has anything.
+fn row(table: &str, heading: &str, value: &str) -> Result<BTreeMap<String, String>> {
+    let lines: Vec<Vec<char>> = table.lines().map(|line| line.chars().collect()).collect();
+    let width = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let mut columns: Vec<Range<usize>> = Vec::new();
+    for at in (0..width).filter(|at| lines.iter().any(|line| line.get(*at).is_some_and(|c| *c != ' '))) {
+        match columns.last_mut() {
+            Some(last) if at <= last.end + 1 => last.end = at + 1,
+            _ => columns.push(at..at + 1),
+        }
+    }
+    let cell = |line: &[char], column: &Range<usize>| -> String {
+        let end = column.end.min(line.len());
+        line[column.start.min(end)..end].iter().collect::<String>().trim().to_owned()
+    };
+    let (headings, rows) = lines.split_first().context("an empty table")?;
+    let cells = |line: &Vec<char>| -> BTreeMap<String, String> {
+        columns.iter().map(|column| (cell(headings, column), cell(line, column))).collect()
+    };
+    let mut rows = rows.iter().map(cells);
+    let found = rows.find(|row| row.get(heading).is_some_and(|found| found == value));
+    found.with_context(|| format!("no {value} in {table}"))
+}
+
+/// Bytes of a size as people are told it, to a tenth of its unit.
+fn bytes(size: &str) -> Result<f64> {
+    let number = size.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = ["B", "K", "M", "G"].iter().position(|unit| *unit == &size[number.len()..]);
+    let unit = unit.with_context(|| format!("`{size}` is no size"))?;
+    Ok(number.parse::<f64>()? * f64::from(1 << (10 * unit)))
+}
+
+/// A time in milliseconds as the clock on the wall of this machine says it.
+fn local(millis: i64) -> Result<String> {
+    let date = Command::new("date").env_remove("TZ").args(["-d", &format!("@{}", millis.div_euclid(1000)), "+%F %T"]).output()?;
+    ensure!(date.status.success(), "{}", String::from_utf8_lossy(&date.stderr));
+    Ok(String::from_utf8(date.stdout)?.trim().to_owned())
+}
+
+fn what_sleeps_and_what_is_kept_of_it_is_shown_as_it_is() -> Result<()> {
+    const MEMORY: f64 = 48.0 * 1048576.0;
+    // The memory of a machine is among its files.
+    let in_machines = harness::engines::in_machines();
+    let server = Server::shared()?;
+    let agent = server.agent_with("shown", &["--standby-after", "0", "--durable-after", "0", "--hibernate-after", "1h"])?;
+    agent.holder(48)?;
+    let listed = || row(&server.dorm(&["ls"])?.text()?, "NAME", &agent.name);
+    let in_json = || -> Result<Value> {
+        let all = server.json(&["ls"])?;
+        let found = all.as_array().and_then(|all| all.iter().find(|one| one["name"] == agent.name).cloned());
+        found.with_context(|| format!("it is not in {all}"))
+    };
+    let why = || server.dorm(&["why", &agent.name])?.text();
+    let now = || anyhow::Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as i64);
+
+    let (shown, data) = (listed()?, in_json()?);
+    ensure!(shown["STATE"] == "running" && data["state"] == "running", "{shown:?} {data}");
+    let idle = shown["IDLE"].strip_suffix('s').and_then(|seconds| seconds.parse::<u32>().ok());
+    ensure!(idle.is_some() && data["idle"].as_f64() >= Some(0.0), "{shown:?} {data}");
+    ensure!(in_machines || bytes(&shown["RAM"])? >= MEMORY && data["memory_used"].as_f64() >= Some(MEMORY), "{shown:?} {data}");
+    ensure!(why()?.contains("never goes to standby by itself") && why()?.contains("nothing, until something changes"), "{}", why()?);
+
+    let began = now()?;
+    let take = |args: &[&str]| server.dorm(&[&["snapshot", &agent.name, "--label"], args].concat())?.text();
+    let first = take(&["first"])?;
+    agent.sh("head -c 5M /dev/urandom > ~/five; sync")?.succeeded()?;
+    let second = take(&["second", "--files-only"])?;
+    let ended = now()?;
+    let (table, data) = (server.dorm(&["snapshots", &agent.name])?.text()?, server.json(&["snapshots", &agent.name])?);
+    for (id, label, kind, parent) in [(&first, "first", "full", ""), (&second, "second", "files", first.as_str())] {
+        let shown = row(&table, "ID", id)?;
+        let data = data.as_array().and_then(|all| all.iter().find(|one| one["id"] == id.as_str())).context("it is not in JSON")?;
+        let cells = ["LABEL", "KIND", "PARENT"].map(|heading| shown[heading].as_str());
+        ensure!(cells == [label, kind, parent], "{shown:?}");
+        ensure!(data["label"] == label && data["kind"] == kind && data["parent"].as_str().unwrap_or_default() == parent, "{data}");
+        let made = data["made"].as_i64().context("without a time")?;
+        ensure!((began..=ended).contains(&made) && shown["TIME"] == local(made)?, "{shown:?} {data}");
+        let (memory, size) = (bytes(&shown["MEMORY"])?, data["size"].as_f64().context("without a size")?);
+        ensure!((memory - size).abs() <= size / 10.0, "{shown:?} {data}");
+        ensure!(if kind == "files" { size == 0.0 } else { in_machines || size >= MEMORY }, "{shown:?}");
+        let (files, written) = (bytes(&shown["FILES"])?, data["files"].as_f64().context("without its files")?);
+        ensure!((files - written).abs() <= written / 10.0, "{shown:?} {data}");
+        ensure!(in_machines || kind == "full" || (5..8).contains(&(written as u64 >> 20)), "{shown:?}");
+    }
+
+    agent.pause()?;
+    let (shown, data) = (listed()?, in_json()?);
+    ensure!(shown["STATE"] == "standby" && shown["IDLE"].is_empty() && data["state"] == "standby", "{shown:?} {data}");
+    ensure!(in_machines || bytes(&shown["RAM"])? >= MEMORY, "{shown:?}");
+    let before = data["disk_used"].as_f64().context("without its disk")?;
+    let data = server.json(&["why", &agent.name])?;
+    let (since, at) = (data["since"].as_i64().context("since when?")?, data["next"]["at"].as_i64().context("and when next?")?);
+    ensure!(data["state"] == "standby" && data["next"]["state"] == "hibernated", "{data}");
+    ensure!((at - since - 3_600_000).abs() < 2000, "{data}");
+    // It is computed anew whenever it is asked for, and may fall into another second.
+    let next = |at: i64| Ok::<_, anyhow::Error>(format!("hibernated at {}, if it is idle until then", local(at)?));
+    let said = why()?;
+    let nexts = [next(at - 1000)?, next(at)?, next(at + 1000)?];
+    ensure!(nexts.iter().any(|next| said.contains(next)), "{said} {data}");
+    ensure!(said.contains("asked to pause") && said.contains("durable never, hibernated after 1h"), "{said}");
+
+    agent.hibernate()?;
+    let (shown, data) = (listed()?, in_json()?);
+    ensure!(shown["STATE"] == "hibernated" && shown["IDLE"].is_empty() && shown["RAM"] == "0B", "{shown:?}");
+    ensure!(data["state"] == "hibernated" && data["memory_used"] == 0 && data.get("idle").is_none(), "{data}");
+    let (told, used) = (bytes(&shown["DISK"])?, data["disk_used"].as_f64().context("without its disk")?);
+    ensure!((told - used).abs() <= used / 10.0, "{shown:?} {data}");
+    ensure!(in_machines || used >= before + MEMORY, "it held {before}, and {used} with its memory");
+    let said = why()?;
+    ensure!(said.contains("nothing, until something changes") && said.contains("a memory image on disk"), "{said}");
     Ok(())
 }
 

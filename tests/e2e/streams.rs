@@ -1,17 +1,22 @@
 //! Clients and connections, when the agent at their other end is put to disk on purpose.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{self, Options, Outside, Server, Terminal};
+use crate::harness::{self, Agent, Options, Outside, Server, Terminal};
 
 harness::tests![
     a_detached_run_goes_on_and_all_of_its_output_is_there,
     an_open_exec_stream_is_attached_again_with_nothing_lost,
     a_client_whose_run_went_with_a_rollback_is_told_that_it_lost_the_box,
+    a_client_that_waits_for_its_run_does_not_undo_a_stop,
+    a_file_on_its_way_out_arrives_whole_although_a_snapshot_is_taken,
     a_shell_on_a_terminal_keeps_its_variables_and_is_woken_by_a_key,
     input_on_its_way_is_neither_lost_nor_sent_twice,
     processes_that_lose_their_input_with_the_box_change_no_file,
@@ -61,11 +66,10 @@ fn an_open_exec_stream_is_attached_again_with_nothing_lost() -> Result<()> {
     complete(&text)
 }
 
-fn a_client_whose_run_went_with_a_rollback_is_told_that_it_lost_the_box() -> Result<()> {
-    let server = Server::shared()?;
-    let agent = server.agent("undone")?;
-    server.dorm(&["snapshot", &agent.name, "--label", "before"])?.succeeded()?;
-    let mut client = server
+/// A client that waits for a run, which has begun and does not end by itself.
+fn waiting_client(agent: &Agent) -> Result<Child> {
+    let mut client = agent
+        .server
         .command(&["exec", &agent.name, "--", "sh", "-c", "echo begun; exec sleep 4711"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -74,11 +78,76 @@ fn a_client_whose_run_went_with_a_rollback_is_told_that_it_lost_the_box() -> Res
     let mut begun = String::new();
     BufReader::new(client.stdout.take().context("piped")?).read_line(&mut begun)?;
     ensure!(begun == "begun\n", "{begun}");
-    server.dorm(&["rollback", &agent.name, "before"])?.succeeded()?;
+    Ok(client)
+}
+
+fn is_told_that_it_lost_the_box(mut client: Child, mut stderr: impl Read) -> Result<()> {
     let mut told = String::new();
-    client.stderr.take().context("piped")?.read_to_string(&mut told)?;
+    stderr.read_to_string(&mut told)?;
     let code = client.wait()?.code();
     ensure!(code == Some(6) && told.contains("the connection to the box broke off"), "it left with {code:?}: {told}");
+    Ok(())
+}
+
+fn a_client_whose_run_went_with_a_rollback_is_told_that_it_lost_the_box() -> Result<()> {
+    let server = Server::shared()?;
+    let agent = server.agent("undone")?;
+    server.dorm(&["snapshot", &agent.name, "--label", "before"])?.succeeded()?;
+    let mut client = waiting_client(&agent)?;
+    server.dorm(&["rollback", &agent.name, "before"])?.succeeded()?;
+    let stderr = client.stderr.take().context("piped")?;
+    is_told_that_it_lost_the_box(client, stderr)
+}
+
+fn a_client_that_waits_for_its_run_does_not_undo_a_stop() -> Result<()> {
+    let server = Server::shared()?;
+    for hibernated in [false, true] {
+        let agent = server.agent("left-stopped")?;
+        let mut client = waiting_client(&agent)?;
+        let mut stderr = BufReader::new(client.stderr.take().context("piped")?);
+        if hibernated {
+            agent.hibernate()?;
+            let mut told = String::new();
+            while !told.contains("goes on when it wakes") {
+                ensure!(stderr.read_line(&mut told)? > 0, "it did not wait: {told}");
+            }
+        }
+        server.dorm(&["stop", &agent.name, "--grace", "0"])?.succeeded()?;
+        is_told_that_it_lost_the_box(client, stderr)?;
+        let events = agent.events()?;
+        ensure!(events.last().is_some_and(|last| last["to"] == "stopped"), "it was started again: {events:?}");
+    }
+    Ok(())
+}
+
+fn a_file_on_its_way_out_arrives_whole_although_a_snapshot_is_taken() -> Result<()> {
+    const LENGTH: u64 = 512 << 20;
+    let server = Server::shared()?;
+    let agent = server.agent("copied")?;
+    agent.sh(&format!("truncate -s {LENGTH} /tmp/large"))?.succeeded()?;
+    let folder = tempfile::tempdir()?;
+    let target = folder.path().join("large");
+    let mut client = server.command(&["cp", &agent.at("/tmp/large")]).arg(&target).stderr(Stdio::piped()).spawn()?;
+    let pid = Pid::from_raw(i32::try_from(client.id())?).context("a pid")?;
+    let arrived = || -> Result<u64> {
+        let lengths = fs::read_dir(folder.path())?.map(|file| Ok(file?.metadata()?.len()));
+        lengths.sum()
+    };
+    while arrived()? == 0 {
+        ensure!(client.try_wait()?.is_none(), "it ended before anything came");
+    }
+    // Held in the midst of it.
+    kill_process(pid, Signal::STOP)?;
+    let held_at = arrived()?;
+    // Until nothing moves any more, as all that is in between is full.
+    thread::sleep(Duration::from_secs(2));
+    let taken = server.dorm(&["snapshot", &agent.name]);
+    kill_process(pid, Signal::CONT)?;
+    taken?.succeeded()?;
+    ensure!(held_at < LENGTH, "it was over before the snapshot");
+    let copied = client.wait_with_output()?;
+    ensure!(copied.status.success(), "{}: {}", copied.status, String::from_utf8_lossy(&copied.stderr));
+    ensure!(fs::metadata(&target)?.len() == LENGTH && arrived()? == LENGTH, "{} bytes came", arrived()?);
     Ok(())
 }
 

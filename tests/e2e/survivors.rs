@@ -260,6 +260,11 @@ os.link('/home/user/first', '/home/user/second')
 os.unlink('/home/user/first')
 os.makedirs('/home/user/folder/inner')
 folder = os.open('/home/user/folder/inner', os.O_RDONLY)
+# Names need not be UTF-8.
+strange = open(b'/home/user/.\xff', 'w+b')
+lost = open(b'/home/user/.\xfd', 'w+b')
+os.link(b'/home/user/.\xfd', b'/home/user/.\xfe')
+os.unlink(b'/home/user/.\xfd')
 renamed = open('/home/user/folder/old', 'w+b')
 os.rename('/home/user/folder/old', '/home/user/folder/new')
 ready()
@@ -275,6 +280,10 @@ memory[0] = 1
 linked.write(b'linked')
 linked.flush()
 assert open('/home/user/second', 'rb').read() == b'linked'
+for file, name in [(strange, b'/home/user/.\xff'), (lost, b'/home/user/.\xfe')]:
+    file.write(name)
+    file.flush()
+    assert open(name, 'rb').read() == name
 os.close(os.open('made', os.O_CREAT | os.O_WRONLY, dir_fd=folder))
 assert os.listdir('/home/user/folder/inner') == ['made']
 renamed.write(b'renamed')

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 
@@ -12,17 +13,23 @@ use crate::harness::{self, Agent, Outside, Server, Skip, answers_peer_address};
 use crate::network::{connect, is_error};
 
 mod isolations;
+mod full;
 pub(crate) mod jail;
+mod ports;
 mod room;
 
 use isolations::{
     an_agent_keeps_its_files_whatever_isolation_it_gets, an_agent_that_cannot_become_a_machine_goes_on_as_it_was,
     an_agent_that_is_deleted_while_its_isolation_changes_goes_without_its_files_being_waited_for,
 };
+use full::a_machine_on_a_full_disk_loses_nothing_that_it_has_synced;
 use jail::qemu_and_the_file_server_of_a_machine_are_locked_up;
+use ports::what_root_of_a_machine_says_on_its_ports_hurts_nobody_else;
 use room::{
+    a_disk_that_qemu_makes_longer_gives_a_machine_no_more_room,
     a_file_named_as_a_machines_disk_is_a_file_of_the_machine, connections_that_nobody_accepts_leave_room_for_others,
-    files_are_not_kept_without_a_memory_that_has_what_the_disk_lacks, what_a_machine_gives_up_the_host_has_again,
+    files_are_not_kept_without_a_memory_that_has_what_the_disk_lacks,
+    runs_in_a_machine_have_as_many_processes_as_they_may, what_a_machine_gives_up_the_host_has_again,
     what_a_machine_had_in_memory_is_nowhere_once_that_is_given_up,
 };
 
@@ -31,9 +38,14 @@ harness::tests![
     a_ring_of_io_uring_goes_on_over_the_disk_and_the_end_of_network_and_daemon,
     forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole,
     a_damaged_state_of_a_machine_costs_its_memory_and_never_its_files,
+    a_fork_of_a_machines_damaged_snapshot_is_refused_and_the_machine_goes_on,
     the_end_of_a_machine_is_noticed_and_told_as_what_it_is,
     qemu_and_the_file_server_of_a_machine_are_locked_up,
+    what_root_of_a_machine_says_on_its_ports_hurts_nobody_else,
+    a_machine_on_a_full_disk_loses_nothing_that_it_has_synced,
     a_file_named_as_a_machines_disk_is_a_file_of_the_machine,
+    a_disk_that_qemu_makes_longer_gives_a_machine_no_more_room,
+    runs_in_a_machine_have_as_many_processes_as_they_may,
     what_a_machine_gives_up_the_host_has_again,
     what_a_machine_had_in_memory_is_nowhere_once_that_is_given_up,
     files_are_not_kept_without_a_memory_that_has_what_the_disk_lacks,
@@ -53,7 +65,8 @@ pub(crate) fn needs_machines() -> Result<()> {
     if qemu && kernel {
         return Ok(());
     }
-    Err(Skip("virtual machines are not set up here; see scripts/setup-vm".to_owned()).into())
+    let reason = "virtual machines are not set up here; see scripts/setup-vm";
+    Err(harness::engines::skipped("vm", reason.to_owned()))
 }
 
 /// A template of a few megabytes, `small`, so that what is done to all files is soon done.
@@ -252,9 +265,29 @@ fn a_ring_of_io_uring_goes_on_over_the_disk_and_the_end_of_network_and_daemon() 
     server.launch(&[])?;
     ensure!(agent.pid()? == pid, "it is another box: {}", agent.show()?);
     goes_on(&agent, &secret, count)?;
-    let now: i64 = agent.sh_text("date +%s")?.trim().parse()?;
-    let here = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs() as i64;
-    ensure!((now - here).abs() < 60, "its clock is {} s off", now - here);
+    for asleep in [Agent::pause as fn(&Agent) -> Result<()>, Agent::hibernate] {
+        let begun = Instant::now();
+        asleep(&agent)?;
+        tells_the_time(&agent)?;
+        let took = begun.elapsed();
+        asleep(&agent)?;
+        // Far longer than an answer takes: a clock that was not set is behind by as much.
+        std::thread::sleep(2 * took);
+        tells_the_time(&agent)?;
+    }
+    Ok(())
+}
+
+fn now() -> Result<f64> {
+    Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64())
+}
+
+/// It is told after it was asked for, and before this moment, however long that took.
+fn tells_the_time(agent: &Agent) -> Result<()> {
+    let asked = now()?;
+    let told: f64 = agent.sh_text("date +%s.%N")?.trim().parse()?;
+    let heard = now()?;
+    ensure!(asked <= told && told <= heard, "its clock is at {told}, asked at {asked} and heard at {heard}");
     Ok(())
 }
 
@@ -345,7 +378,7 @@ fn forks_of_a_machine_are_nobody_but_themselves_and_a_rollback_is_whole() -> Res
 /// Hurts a file that a hibernated machine is brought back from, each in another way.
 fn damage(file: &Path) -> Result<()> {
     match file.file_name().and_then(|name| name.to_str()) {
-        Some("state") => {
+        Some("state" | "manifest.json") => {
             let mut bytes = std::fs::read(file)?;
             let middle = bytes.len() / 2;
             bytes[middle] ^= 1;
@@ -361,7 +394,7 @@ fn a_damaged_state_of_a_machine_costs_its_memory_and_never_its_files() -> Result
     let server = Server::shared()?;
     let agent = machine(&server, "damaged")?;
     agent.sh("echo kept > ~/file")?.succeeded()?;
-    for name in ["state", "hardware.json", "memory"] {
+    for name in ["state", "manifest.json", "hardware.json", "memory"] {
         agent.sh("echo lost > /dev/shm/memory")?.succeeded()?;
         agent.hibernate()?;
         let images = std::fs::read_dir(server.data.join("images").join(&agent.id))?;
@@ -377,6 +410,23 @@ fn a_damaged_state_of_a_machine_costs_its_memory_and_never_its_files() -> Result
         let aside = image.with_extension("bad").is_dir() && home.join("memory.bad").is_file();
         ensure!(aside, "{name}: what could not be used is not kept: {:?}", server.remains.images());
     }
+    Ok(())
+}
+
+fn a_fork_of_a_machines_damaged_snapshot_is_refused_and_the_machine_goes_on() -> Result<()> {
+    needs_machines()?;
+    let server = Server::shared()?;
+    let agent = machine(&server, "hurt")?;
+    agent.sh("echo kept > /dev/shm/memory")?.succeeded()?;
+    let copy = format!("{}-copy", agent.name);
+    for (name, why) in [("state", "the checksum of state is wrong"), ("manifest.json", "the checksum of its manifest is wrong")] {
+        let snapshot = server.dorm(&["snapshot", &agent.name])?.text()?;
+        damage(&server.data.join("images").join(&agent.id).join(snapshot.trim()).join(name))?;
+        let forked = server.dorm(&["fork", &agent.name, &copy, "--from", snapshot.trim()])?;
+        ensure!(forked.code != 0 && forked.stderr.contains(why), "{name}: {forked}");
+        ensure!(!server.names()?.contains(&copy), "a fork without its memory is there");
+    }
+    ensure!(agent.sh_text("cat /dev/shm/memory")? == "kept");
     Ok(())
 }
 

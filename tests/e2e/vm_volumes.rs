@@ -311,9 +311,7 @@ fn who_plays_tricks_in_a_shared_volume_tricks_nobody() -> Result<()> {
     container.root("pkill -f [i]tertools; ln -s /etc /data/.dorm-removed; rm -rf /data/real; mkdir /data/real")?.succeeded()?;
     ensure!(agent.python("import os\nf = open('/data/real/x', 'w+'); f.write('x'); os.unlink('/data/real/x'); f.flush(); f.seek(0); print(f.read())")?.text()? == "x");
     ensure!(container.root_text("ls -A /data/real; ls /etc | grep -c ^$(hostname) || true")? == "0");
-    // Root in a machine is no more in a volume than root in a container is, and what it says to the server hurts nobody.
-    agent.root("for n in $(seq 50); do head -c 5000 /dev/urandom; done > /dev/vport*p2 2>/dev/null; ls /data")?;
-    harness::eventually("files are there", || Ok((agent.root("ls /data/real")?.code == 0).then_some(())))
+    Ok(())
 }
 
 fn an_agent_keeps_its_volumes_when_it_becomes_a_machine() -> Result<()> {

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::client::guest::Guest;
+use crate::client::guest::{Guest, Look};
 use crate::client::process::Events;
 use crate::client::wire::{Data, End, Event, Selector, Started};
 use crate::exit::{BROKEN_PIPE, Exit, Failure, INTERRUPTED, Quiet};
@@ -20,6 +20,9 @@ const END_OF_INPUT: &[u8] = &[4];
 /// How long a lost connection is tried again. A daemon that puts much memory to disk takes up to nine minutes to end, and the next is back
 /// soon after.
 const REATTACH_FOR: Duration = Duration::from_secs(600);
+/// Between two tries, at first; doubled each time.
+const AGAIN: Duration = Duration::from_millis(200);
+const AT_LAST: Duration = Duration::from_secs(2);
 /// How long nobody needs to be told that.
 const SOON: Duration = Duration::from_secs(3);
 const TWICE: Duration = Duration::from_secs(1);
@@ -145,22 +148,24 @@ fn has_exit(error: &anyhow::Error, exits: &[Exit]) -> bool {
 }
 
 /// The run outlives the connection; a daemon that comes back leads to it again.
-/// An agent that was put to sleep on purpose is not woken for that: the run goes on when it is.
+/// An agent that was put to sleep on purpose is not woken for that: the run goes on when it is. One that was stopped is not started.
 async fn reattach(guest: &Guest<'_>, run: &Selector, offset: u64, error: anyhow::Error) -> Result<Events> {
-    let mut since = Instant::now();
+    let (mut since, mut pause) = (Instant::now(), AGAIN);
     let (mut told_asleep, mut told_lost) = (false, false);
     loop {
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        let again = match guest.asleep().await {
-            Ok(Some(asleep)) => {
-                if !std::mem::replace(&mut told_asleep, true) {
-                    eprintln!("the agent is {}; the run goes on when it wakes", asleep.state);
+        tokio::time::sleep(pause).await;
+        pause = (2 * pause).min(AT_LAST);
+        let again = match guest.look().await {
+            Ok(Look::Up) => attach(guest, run, offset).await,
+            Ok(Look::Waiting(agent)) => {
+                if agent.asleep && !std::mem::replace(&mut told_asleep, true) {
+                    eprintln!("the agent is {}; the run goes on when it wakes", agent.state);
                 }
-                asleep.changes().await;
-                since = Instant::now();
+                agent.changes().await;
+                (since, pause) = (Instant::now(), AGAIN);
                 continue;
             }
-            Ok(None) => attach(guest, run, offset).await,
+            Ok(Look::Lost) => return Err(error),
             Err(e) => Err(e),
         };
         match again {
@@ -238,11 +243,15 @@ impl Feed<'_> {
                 return Err(error);
             }
             tokio::time::sleep(TWICE).await;
-            // What is typed wakes an agent that was put to sleep; what merely flows does not.
-            while self.input != Input::Pty
-                && let Ok(Some(asleep)) = self.guest.asleep().await
-            {
-                asleep.changes().await;
+            loop {
+                match self.guest.look().await {
+                    // What is typed wakes an agent that was put to sleep; what merely flows does not.
+                    Ok(Look::Waiting(agent)) if self.input != Input::Pty || !agent.asleep => {
+                        agent.changes().await;
+                    }
+                    Ok(Look::Lost) => return Err(Failure::new(Exit::NotFound, "the box is gone").into()),
+                    Ok(Look::Up | Look::Waiting(_)) | Err(_) => break,
+                }
             }
         }
     }
@@ -291,6 +300,9 @@ async fn pump_signals(guest: &Guest<'_>, run: &Selector, pty: bool) -> Result<()
         }
         // A run that has just ended cannot be told; its end is on the way.
         let told = async {
+            if !guest.may_hear().await {
+                return;
+            }
             if number != SignalKind::window_change() {
                 let _ = guest.signal(run, number.as_raw_value()).await;
             } else if pty {

@@ -32,6 +32,9 @@ const HANDOVER: Duration = Duration::from_secs(10);
 /// each that there could be. Launchers give boxes limits of their own.
 const OPEN_FILES: u64 = 1 << 20;
 
+/// Below what is asked for: a machine's guest decides what this library has to say of it.
+const QUIET: &str = "yamux=off";
+
 /// Held for as long as the daemon lives; the kernel gives it up with the process.
 pub(crate) struct Lock(#[expect(dead_code, reason = "it is held, not used")] File);
 
@@ -112,7 +115,7 @@ fn need_root() -> Result<()> {
 }
 
 fn logging(settings: &Settings) -> Result<()> {
-    let filter = EnvFilter::try_new(&settings.log).map_err(|e| {
+    let filter = EnvFilter::try_new(format!("{QUIET},{}", settings.log)).map_err(|e| {
         Failure::new(Exit::Usage, format!("`{}` is no log filter", settings.log))
             .cause(e)
             .hint("write a level such as info, or info,dorm_server=debug")

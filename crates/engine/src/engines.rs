@@ -10,14 +10,14 @@ use async_trait::async_trait;
 
 use crate::container::Container;
 use crate::gvisor::Gvisor;
-use crate::home::Pool;
+use crate::home::{Pool, Room};
 use crate::host::image::Still;
 use crate::host::{Config, Host, LiveBox};
 use crate::network;
 use crate::vm::Vm;
 use crate::{
     About, BoxExit, BoxRecord, BoxSpec, BoxStats, Dumped, Engine, EngineError, GuestStream, Id, Isolation,
-    Listening, MemoryImage, Result,
+    Listening, Result,
 };
 
 /// What an isolation does in its own way. The methods mean what those of [`Engine`] with the same names do.
@@ -29,6 +29,11 @@ pub(crate) trait Kind: std::fmt::Debug + Send + Sync {
     async fn restore(&self, spec: &BoxSpec, image: &Path) -> Result<BoxRecord>;
 
     async fn recover(&self, spec: &BoxSpec, image: &Path) -> Result<Option<BoxRecord>>;
+
+    /// About how many bytes an image of the box takes beside its home.
+    fn image_size(&self, live: &LiveBox) -> Result<u64> {
+        live.memory_in_no_file()
+    }
 
     async fn dump(&self, live: &LiveBox, image: &Path) -> Result<Dumped>;
 
@@ -182,6 +187,13 @@ impl Engine for Engines {
         }
     }
 
+    async fn leave_memory_out(&self, id: &Id) -> Result<()> {
+        match self.host.live(id) {
+            Ok(_) => Err(EngineError::AlreadyRunning(id.clone())),
+            Err(_) => self.host.pool.leave_memory_out(id).await,
+        }
+    }
+
     async fn set_memory_aside(&self, id: &Id) -> Result<()> {
         let aside = self.host.pool.set_memory_aside(id);
         aside.map_err(EngineError::io("cannot keep the memory that cannot be used"))
@@ -249,13 +261,12 @@ impl Engine for Engines {
         kind.thaw(&live).await
     }
 
-    async fn checkpoint(&self, id: &Id, image: &Path) -> Result<MemoryImage> {
-        self.dump(id, image).await?.seal().await
-    }
-
     async fn dump(&self, id: &Id, image: &Path) -> Result<Dumped> {
         let (live, kind) = self.live(id)?;
-        kind.dump(&live, image).await
+        let room = self.host.pool.room_beside(|| kind.image_size(&live)).await?;
+        let dumped = kind.dump(&live, image).await?;
+        room.as_ref().map_or(Ok(()), Room::was_enough)?;
+        Ok(dumped)
     }
 
     async fn restore(&self, spec: &BoxSpec, image: &Path) -> Result<BoxRecord> {

@@ -35,6 +35,7 @@ pub struct FakeEngine {
     seals_held: watch::Sender<bool>,
     restores_held: watch::Sender<bool>,
     conversions_held: watch::Sender<bool>,
+    networks_held: watch::Sender<bool>,
 }
 
 impl Default for FakeEngine {
@@ -48,6 +49,7 @@ impl Default for FakeEngine {
             seals_held: watch::Sender::new(false),
             restores_held: watch::Sender::new(false),
             conversions_held: watch::Sender::new(false),
+            networks_held: watch::Sender::new(false),
         }
     }
 }
@@ -73,7 +75,14 @@ impl FakeEngine {
 
     /// The next start that is tried fails with this reason.
     pub fn fail_next_start(&self, reason: &str) {
-        self.world().fail_starts.push(reason.to_owned());
+        self.fail_next_start_with(EngineError::Start {
+            step: "started".to_owned(),
+            source: reason.into(),
+        });
+    }
+
+    pub fn fail_next_start_with(&self, error: EngineError) {
+        self.world().fail_starts.push(error);
     }
 
     /// The next stop that is tried fails with this reason, and the box stays.
@@ -122,9 +131,23 @@ impl FakeEngine {
         self.conversions_held.send_replace(hold);
     }
 
+    /// While held, boxes do not get another network policy.
+    pub fn hold_networks(&self, hold: bool) {
+        self.networks_held.send_replace(hold);
+    }
+
     /// The next home that gets another form loses this.
     pub fn leave_out_next(&self, what: &str) {
         self.world().left_out.push(what.to_owned());
+    }
+
+    /// What the home had the form for when what this image has left in it was taken away.
+    pub fn released(&self, image: &Path) -> Option<Isolation> {
+        let world = self.world();
+        let mut released = world.released.iter();
+        released
+            .find(|(released, _)| released == image)
+            .map(|(_, form)| *form)
     }
 
     /// What homes were converted for.
@@ -260,11 +283,8 @@ impl Engine for FakeEngine {
         }
         while_held(&self.starts_held).await;
         let mut world = self.world();
-        if let Some(reason) = world.fail_starts.pop() {
-            return Err(EngineError::Start {
-                step: "started".to_owned(),
-                source: reason.into(),
-            });
+        if let Some(error) = world.fail_starts.pop() {
+            return Err(error);
         }
         if world.boxes.contains_key(&spec.id) {
             return Err(EngineError::AlreadyRunning(spec.id.clone()));
@@ -438,7 +458,7 @@ impl Engine for FakeEngine {
         Ok(())
     }
 
-    async fn checkpoint(&self, id: &Id, image: &Path) -> Result<MemoryImage> {
+    async fn dump(&self, id: &Id, image: &Path) -> Result<Dumped> {
         self.world().checkpoints += 1;
         while_held(&self.checkpoints_held).await;
         let memory = {
@@ -452,21 +472,16 @@ impl Engine for FakeEngine {
             }
             one.memory.clone()
         };
-        std::fs::create_dir(image).map_err(EngineError::io("made the image's directory"))?;
-        let whole = format!("whole:{memory}");
-        std::fs::write(image.join("memory"), &whole).map_err(EngineError::io("wrote the image"))?;
-        Ok(MemoryImage {
-            size: whole.len() as u64,
-            guest_hash: "fake".to_owned(),
-        })
-    }
-
-    async fn dump(&self, id: &Id, image: &Path) -> Result<Dumped> {
-        let whole = self.checkpoint(id, image).await?;
-        let held = self.seals_held.clone();
+        let (held, image) = (self.seals_held.clone(), image.to_owned());
         Ok(Dumped::new(async move {
             while_held(&held).await;
-            Ok(whole)
+            std::fs::create_dir(&image).map_err(EngineError::io("made the image's directory"))?;
+            let whole = format!("whole:{memory}");
+            std::fs::write(image.join("memory"), &whole).map_err(EngineError::io("wrote the image"))?;
+            Ok(MemoryImage {
+                size: whole.len() as u64,
+                guest_hash: "fake".to_owned(),
+            })
         }))
     }
 
@@ -494,9 +509,14 @@ impl Engine for FakeEngine {
         Ok(world.add(spec, memory.to_owned()))
     }
 
-    async fn release(&self, _id: &Id, _image: &Path) {}
+    async fn release(&self, id: &Id, image: &Path) {
+        let mut world = self.world();
+        let form = world.forms.get(id).copied().unwrap_or_default();
+        world.released.push((image.to_owned(), form));
+    }
 
     async fn set_network(&self, spec: &BoxSpec) -> Result<()> {
+        while_held(&self.networks_held).await;
         let mut world = self.world();
         world.living(&spec.id)?;
         world.specs.push(spec.clone());

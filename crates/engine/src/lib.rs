@@ -293,6 +293,10 @@ pub enum EngineError {
     NoSpace { free: u64 },
     #[error("it takes {needed} bytes of room, and {free} are free")]
     TooLittleSpace { needed: u64, free: u64 },
+    #[error(
+        "it takes {needed} bytes of room, and {free} are free beside what the pool's file may still take"
+    )]
+    NoRoomBesidePool { needed: u64, free: u64 },
     #[error("nothing listens on port {port} of {id}")]
     PortClosed { id: Id, port: u16 },
     #[error("the layer cannot be unpacked: {0}")]
@@ -339,7 +343,14 @@ pub fn is_no_space(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
         let full = match (error.downcast_ref(), error.downcast_ref::<std::io::Error>()) {
-            (Some(EngineError::NoSpace { .. } | EngineError::TooLittleSpace { .. }), _) => true,
+            (
+                Some(
+                    EngineError::NoSpace { .. }
+                    | EngineError::TooLittleSpace { .. }
+                    | EngineError::NoRoomBesidePool { .. },
+                ),
+                _,
+            ) => true,
             (_, Some(error)) => matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded),
             _ => false,
         };
@@ -371,6 +382,11 @@ pub trait Engine: Send + Sync + 'static {
     /// Removes what there is of a memory in the home of `id`, on which no box runs: nobody will go on with it.
     async fn forget_memory(&self, _id: &Id) -> Result<()> {
         Ok(())
+    }
+
+    /// As [`Engine::forget_memory`], of a home whose files are to be enough without: [`EngineError::Unwritten`] if they are not.
+    async fn leave_memory_out(&self, id: &Id) -> Result<()> {
+        self.forget_memory(id).await
     }
 
     /// Keeps what there is of a memory in the home of `id` that cannot be used, for people to look at.
@@ -417,15 +433,9 @@ pub trait Engine: Send + Sync + 'static {
     /// Lets a frozen box go on. Thawing one that is not frozen is no error.
     async fn thaw(&self, id: &Id) -> Result<()>;
 
-    /// Writes the memory of a frozen box into the directory `image`, which must not exist. The box stays
-    /// frozen. When this returns, `image` is whole and on disk; on an error it does not exist.
-    async fn checkpoint(&self, id: &Id, image: &std::path::Path) -> Result<MemoryImage>;
-
-    /// As [`Engine::checkpoint`], but returns as soon as the box may go on, since its memory has been read.
-    async fn dump(&self, id: &Id, image: &std::path::Path) -> Result<Dumped> {
-        let whole = self.checkpoint(id, image).await?;
-        Ok(Dumped::new(async { Ok(whole) }))
-    }
+    /// Reads the memory of a frozen box, for the directory `image`, which must not exist. Returns as soon as the box, which stays
+    /// frozen, may go on. Once that is sealed, `image` is whole and on disk; before, or after an error, it does not exist.
+    async fn dump(&self, id: &Id, image: &std::path::Path) -> Result<Dumped>;
 
     /// Brings back the box that `image` was made of, on the home of `spec.id`, and returns when its
     /// guest answers. The home must be as it was when the image was made. The image stays as it is.
@@ -457,6 +467,16 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Ids of which there is something on this machine, running or left over.
     async fn present(&self) -> Result<Vec<Id>>;
+}
+
+/// What a snapshot has of a home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept<'a> {
+    /// All that memory needs.
+    Memory,
+    /// Files alone: without what the home of a machine holds of its memory, the removal of which takes a while, and without
+    /// what this image, if there is one, has left in the home.
+    Files(Option<&'a std::path::Path>),
 }
 
 /// Keeps the root filesystems of agents, and the templates they start from.
@@ -500,9 +520,8 @@ pub trait Homes: Send + Sync + 'static {
 
     async fn space(&self) -> Result<Space>;
 
-    /// Keeps the home of `id` as it is now, read-only, as `snapshot`: durably, in constant time. Without `memory`, what the home of a
-    /// machine holds of that is left out, which takes as long as its removal.
-    async fn snapshot(&self, id: &Id, snapshot: &Id, memory: bool) -> Result<()>;
+    /// Keeps the home of `id` as it is now, read-only, as `snapshot`: durably, in constant time.
+    async fn snapshot(&self, id: &Id, snapshot: &Id, kept: Kept<'_>) -> Result<()>;
 
     /// Makes the home of `id` as a writable copy of `snapshot`, durably. Gives its generation.
     async fn create_from_snapshot(&self, id: &Id, snapshot: &Id, disk: u64) -> Result<u64>;

@@ -58,6 +58,7 @@ points! {
     ThawRecorded => "thaw/recorded",
 
     ImageFrozen => "image/frozen",
+    ImageRead => "image/read",
     ImageMade => "image/made",
     ImageRecorded => "image/recorded",
 

@@ -179,12 +179,23 @@ impl Group {
         self.write("pids", "pids.max", &pids.to_string())
     }
 
+    /// How much of the processors it may have, in thousandths of one.
+    pub fn limit_processors(&self, millis: u32) -> io::Result<()> {
+        let quota = (u64::from(millis) * CPU_PERIOD_USEC / 1000).max(CPU_LEAST_USEC);
+        match self.version {
+            Version::V2 => self.write("", "cpu.max", &format!("{quota} {CPU_PERIOD_USEC}")),
+            Version::V1 => {
+                self.write("cpu", "cpu.cfs_period_us", &CPU_PERIOD_USEC.to_string())?;
+                self.write("cpu", "cpu.cfs_quota_us", &quota.to_string())
+            }
+        }
+    }
+
     pub fn limit(&self, limits: &GroupLimits) -> io::Result<()> {
         self.limit_processes(limits.pids)?;
-        let quota = (u64::from(limits.cpu_millis) * CPU_PERIOD_USEC / 1000).max(CPU_LEAST_USEC);
+        self.limit_processors(limits.cpu_millis)?;
         match self.version {
             Version::V2 => {
-                self.write("", "cpu.max", &format!("{quota} {CPU_PERIOD_USEC}"))?;
                 self.write("", "memory.max", &limits.memory.to_string())?;
                 // Perhaps a daemon died while it had memory given back.
                 self.write("", "memory.high", "max").or_else(absent)?;
@@ -195,8 +206,6 @@ impl Group {
                 }
             }
             Version::V1 => {
-                self.write("cpu", "cpu.cfs_period_us", &CPU_PERIOD_USEC.to_string())?;
-                self.write("cpu", "cpu.cfs_quota_us", &quota.to_string())?;
                 self.write("memory", "memory.limit_in_bytes", &limits.memory.to_string())?;
                 self.write(
                     "memory",
@@ -278,6 +287,15 @@ impl Group {
                 forks_refused: field(&self.read("pids", "pids.events")?, "max"),
             },
         })
+    }
+
+    /// Bytes of its memory that are in no file: what a memory image of it has to hold.
+    pub fn memory_in_no_file(&self) -> io::Result<u64> {
+        let (stat, anonymous) = match self.version {
+            Version::V2 => (self.read("", "memory.stat")?, "anon"),
+            Version::V1 => (self.read("memory", "memory.stat")?, "rss"),
+        };
+        Ok(field(&stat, anonymous) + field(&stat, "shmem"))
     }
 
     /// Stops all processes of the group where they are. Returns when they are.

@@ -3,6 +3,7 @@
 //! Mechanism only: what is called in which order, and why, is decided in `dorm-engine`. This crate and
 //! the guest are the only places where `unsafe` is allowed.
 
+pub mod breakpoint;
 pub mod btrfs;
 pub mod cache;
 pub mod cgroup;

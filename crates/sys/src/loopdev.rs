@@ -1,8 +1,10 @@
 //! Loop devices by ioctl.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +12,7 @@ const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_SET_CAPACITY: libc::c_ulong = 0x4C07;
 const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
+const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
@@ -47,11 +50,17 @@ pub struct LoopDevice {
 
 impl LoopDevice {
     /// The device that the file has, where somebody still uses one, as boxes do in mount namespaces of their own, or else a new one:
-    /// a filesystem in use cannot be mounted from a second device.
+    /// a filesystem in use cannot be mounted from a second device. With several, the one that a btrfs is mounted from.
     pub fn attach(backing: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(backing)?;
-        if let Some(device) = Self::of(&file)? {
-            return Ok(device);
+        let held = devices_of(
+            &file,
+            &fs::canonicalize(backing)?,
+            Path::new("/sys/block"),
+            Path::new("/dev"),
+        )?;
+        if let Some(path) = choose(&held, Path::new("/sys/fs/btrfs"))? {
+            return Self::open(path);
         }
         let control = OpenOptions::new()
             .read(true)
@@ -84,28 +93,6 @@ impl LoopDevice {
         Err(io::Error::other("no free loop device"))
     }
 
-    fn of(file: &File) -> io::Result<Option<Self>> {
-        let wanted = file.metadata()?;
-        for entry in fs::read_dir("/sys/block")? {
-            let entry = entry?;
-            if !entry.path().join("loop/backing_file").exists() {
-                continue;
-            }
-            let path = Path::new("/dev").join(entry.file_name());
-            // It keeps its file from here on, if it has one still.
-            let device = match File::open(&path) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ENXIO) => {
-                    continue;
-                }
-                opened => opened?,
-            };
-            if status(&device).is_ok_and(|info| (info.device, info.inode) == (wanted.dev(), wanted.ino())) {
-                return Self::open(&path).map(Some);
-            }
-        }
-        Ok(None)
-    }
-
     /// Opens a device that is attached already.
     pub fn open(path: &Path) -> io::Result<Self> {
         let device = OpenOptions::new().read(true).write(true).open(path)?;
@@ -122,6 +109,83 @@ impl LoopDevice {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+}
+
+/// A device is kept open until it was chosen or not: it keeps its file for as long.
+type Held = (File, PathBuf);
+
+/// The devices, as `sys` lists them, that have all of the file, to read and write.
+fn devices_of(file: &File, backing: &Path, sys: &Path, dev: &Path) -> io::Result<Vec<Held>> {
+    let wanted = file.metadata()?;
+    let mut found = Vec::new();
+    for entry in fs::read_dir(sys)? {
+        let entry = entry?;
+        let of = match fs::read(entry.path().join("loop/backing_file")) {
+            Ok(text) => path_in(text),
+            // No loop device, or it has no file, any more.
+            Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ENODEV) => {
+                continue;
+            }
+            Err(e) => return Err(unknown(&entry.path(), &e)),
+        };
+        let path = dev.join(entry.file_name());
+        match File::open(&path).and_then(|device| Ok((status(&device)?, device))) {
+            Ok((info, device)) if info.is_all_of(wanted.dev(), wanted.ino()) => found.push((device, path)),
+            Ok(_) => {}
+            Err(e) if e.raw_os_error() == Some(libc::ENXIO) => {}
+            // That it could not be looked at does not matter then.
+            Err(_) if of != backing => {}
+            Err(e) => return Err(unknown(&path, &e)),
+        }
+    }
+    found.sort_by(|(_, a), (_, b)| a.cmp(b));
+    Ok(found)
+}
+
+fn path_in(mut line: Vec<u8>) -> PathBuf {
+    line.truncate(line.trim_ascii_end().len());
+    OsString::from_vec(line).into()
+}
+
+fn unknown(device: &Path, error: &io::Error) -> io::Error {
+    let text = format!("cannot tell what file {} has: {error}", device.display());
+    io::Error::new(error.kind(), text)
+}
+
+/// Of several, the one that a filesystem in `btrfs` is mounted from.
+fn choose<'a>(held: &'a [Held], btrfs: &Path) -> io::Result<Option<&'a Path>> {
+    let paths = || held.iter().map(|(_, path)| path.as_path());
+    if held.len() < 2 {
+        return Ok(paths().next());
+    }
+    let mounted: Vec<PathBuf> = match fs::read_dir(btrfs) {
+        Ok(entries) => entries
+            .map(|entry| Ok(entry?.path().join("devices")))
+            .collect::<io::Result<_>>()?,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(e) => return Err(e),
+    };
+    let is_used = |path: &Path| {
+        let name = path.file_name().unwrap_or_default();
+        mounted.iter().any(|devices| devices.join(name).exists())
+    };
+    let mut used = paths().filter(|path| is_used(path));
+    if let (Some(path), None) = (used.next(), used.next()) {
+        return Ok(Some(path));
+    }
+    let names: Vec<_> = paths().map(|path| path.display().to_string()).collect();
+    Err(io::Error::other(format!(
+        "several devices have it, and which of them is used cannot be told: {}; detach the others (losetup --detach)",
+        names.join(", ")
+    )))
+}
+
+impl LoopInfo64 {
+    fn is_all_of(&self, device: u64, inode: u64) -> bool {
+        (self.device, self.inode) == (device, inode)
+            && (self.offset, self.sizelimit) == (0, 0)
+            && self.flags & LO_FLAGS_READ_ONLY == 0
     }
 }
 
@@ -145,5 +209,95 @@ fn configure(device: RawFd, file: RawFd, flags: u32) -> io::Result<()> {
     match unsafe { libc::ioctl(device, LOOP_CONFIGURE, &raw const config) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory as `/sys/block` or `/sys/fs/btrfs` is, gone at the end.
+    struct Sys(PathBuf);
+
+    impl Sys {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("dorm-loopdev-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn add(&self, path: &str, text: &str) {
+            let path = self.0.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+    }
+
+    impl Drop for Sys {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn info(offset: u64, sizelimit: u64, flags: u32) -> LoopInfo64 {
+        // SAFETY: all-zero is a valid value of this plain C structure.
+        let zero: LoopInfo64 = unsafe { std::mem::zeroed() };
+        LoopInfo64 {
+            device: 1,
+            inode: 2,
+            offset,
+            sizelimit,
+            flags,
+            ..zero
+        }
+    }
+
+    #[test]
+    fn a_device_is_reused_only_if_it_has_all_of_the_very_file_to_write() {
+        assert!(info(0, 0, LO_FLAGS_AUTOCLEAR).is_all_of(1, 2));
+        assert!(!info(0, 0, 0).is_all_of(1, 3) && !info(0, 0, 0).is_all_of(2, 2));
+        assert!(!info(512, 0, 0).is_all_of(1, 2));
+        assert!(!info(0, 4096, 0).is_all_of(1, 2));
+        assert!(!info(0, 0, LO_FLAGS_READ_ONLY).is_all_of(1, 2));
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_looked_at_matters_only_if_it_may_have_the_file() {
+        let sys = Sys::new("look");
+        sys.add("pool.img", "");
+        let backing = fs::canonicalize(sys.0.join("pool.img")).unwrap();
+        let file = File::open(&backing).unwrap();
+        // A disk, and a device without a node whose file is another.
+        sys.add("block/sda/size", "1");
+        sys.add("block/loop7/loop/backing_file", "/srv/of somebody else\n");
+        let look = || devices_of(&file, &backing, &sys.0.join("block"), &sys.0.join("dev"));
+        assert!(look().unwrap().is_empty());
+        let text = format!("{}\n", backing.display());
+        sys.add("block/loop8/loop/backing_file", &text);
+        assert!(look().unwrap_err().to_string().contains("dev/loop8"));
+        // And what is at its place is no loop device.
+        sys.add("dev/loop8", "");
+        assert!(look().unwrap_err().to_string().contains("dev/loop8"));
+    }
+
+    #[test]
+    fn of_several_devices_the_mounted_one_is_taken_and_otherwise_none() {
+        let sys = Sys::new("choose");
+        let held = |names: &[&str]| -> Vec<Held> {
+            let open = |name: &&str| (File::open("/dev/null").unwrap(), Path::new("/dev").join(name));
+            names.iter().map(open).collect()
+        };
+        let btrfs = sys.0.join("btrfs");
+        assert_eq!(choose(&held(&[]), &btrfs).unwrap(), None);
+        let one = held(&["loop1"]);
+        assert_eq!(choose(&one, &btrfs).unwrap(), Some(Path::new("/dev/loop1")));
+        let two = held(&["loop1", "loop2"]);
+        let refused = choose(&two, &btrfs).unwrap_err().to_string();
+        assert!(refused.contains("/dev/loop1, /dev/loop2"), "{refused}");
+        sys.add("btrfs/features/raid56", "1");
+        sys.add("btrfs/b1e5/devices/loop2", "");
+        assert_eq!(choose(&two, &btrfs).unwrap(), Some(Path::new("/dev/loop2")));
+        sys.add("btrfs/c0de/devices/loop1", "");
+        choose(&two, &btrfs).unwrap_err();
     }
 }

@@ -7,6 +7,8 @@ use std::path::Path;
 use anyhow::Result;
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::wait::eventually;
+
 pub(super) fn kill(pid: i32) {
     if let Some(pid) = Pid::from_raw(pid) {
         // It may have ended by itself.
@@ -26,14 +28,58 @@ pub(super) fn words(pid: i32) -> String {
     String::from_utf8_lossy(&raw).replace('\0', " ").trim().to_owned()
 }
 
+/// What the kernel tells of a process from its third field on, the letter of its state.
+fn stat(pid: i32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(") ")?;
+    Some(rest.split_whitespace().map(str::to_owned).collect())
+}
+
+pub(super) fn parent_of(pid: i32) -> Option<i32> {
+    stat(pid)?.get(1)?.parse().ok()
+}
+
+fn group_of(pid: i32) -> Option<i32> {
+    stat(pid)?.get(2)?.parse().ok()
+}
+
+/// In ticks since the machine was started.
+fn started(pid: i32) -> Option<u64> {
+    stat(pid)?.get(19)?.parse().ok()
+}
+
 /// Children of a process, each with the letter of its state.
 fn children_of(parent: i32) -> impl Iterator<Item = (i32, char)> {
     all_processes().into_iter().filter_map(move |pid| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let (state, rest) = stat.rsplit_once(") ")?.1.split_once(' ')?;
-        let is_its = rest.split(' ').next() == Some(&parent.to_string());
-        is_its.then_some((pid, state.chars().next()?))
+        let stat = stat(pid)?;
+        let is_its = stat.get(1)? == &parent.to_string();
+        is_its.then_some((pid, stat.first()?.chars().next()?))
     })
+}
+
+/// Whether it does a daemon's work on boxes: a launcher, or what has become CRIU.
+pub(super) fn is_tool(pid: i32) -> bool {
+    let words = words(pid);
+    words.ends_with(" __launch") || words.ends_with(" swrk 0")
+}
+
+/// Launchers and CRIUs of this run that nobody waits for any more: they are in the process group of whoever started them, and that is
+/// not their parent's. Where other runs go on, those of a daemon that was killed there end soon.
+pub(crate) fn orphans() -> Vec<String> {
+    let own = started(std::process::id() as i32);
+    let has_nobody = |pid: i32| {
+        let parent = parent_of(pid)?;
+        Some(!is_tool(parent) && group_of(parent)? != group_of(pid)?)
+    };
+    let left = || -> Vec<String> {
+        let tools = all_processes().into_iter().filter(|pid| is_tool(*pid));
+        let orphans = tools.filter(|pid| started(*pid) >= own && has_nobody(*pid) == Some(true));
+        orphans
+            .map(|pid| format!("process {pid} ({})", words(pid)))
+            .collect()
+    };
+    let _ = eventually("launchers end", || Ok(left().is_empty().then_some(())));
+    left()
 }
 
 /// Children of a process that have ended, and that it has not asked about.

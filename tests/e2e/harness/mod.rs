@@ -36,7 +36,7 @@ mod world;
 pub(crate) use agent::Agent;
 pub(crate) use archive::{TarFile, rootfs, rootfs_with, tar};
 pub(crate) use cli::{Output, binary, run, run_within};
-pub(crate) use host::{child_of, unless_gone};
+pub(crate) use host::{child_of, orphans, unless_gone};
 pub(crate) use outside::{Outside, Record, answers_peer_address, resolve};
 pub(crate) use pty::Terminal;
 pub(crate) use sdk::{Sdk, run_script, script_command};

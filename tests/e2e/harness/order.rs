@@ -120,6 +120,7 @@ impl Server {
                 .into_iter()
                 .map(|who| format!("process {who}")),
         );
+        found.extend(remains.lost(self.pid()?, &ids(&has_box)));
         let zombies = zombies_of(self.pid()?);
         if !zombies.is_empty() {
             found.push(format!("zombies {zombies:?}"));

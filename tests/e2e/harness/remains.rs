@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::host::{all_processes, kill, mounts_below, processes_naming, words};
+use super::host::{all_processes, is_tool, kill, mounts_below, parent_of, processes_naming, words};
 use super::wait::eventually;
 use super::world::command;
 
@@ -132,6 +133,19 @@ impl Remains {
         names_in(&self.data.join("pool/homes"))
     }
 
+    /// The same when no daemon runs, and a pool in a file is not mounted.
+    pub(crate) fn homes_left(&self) -> Result<BTreeSet<String>> {
+        let (image, pool) = (self.data.join("pool.img"), self.data.join("pool"));
+        if !image.exists() || !names_in(&pool).is_empty() {
+            return Ok(self.homes());
+        }
+        let (image, pool) = (image.display().to_string(), pool.display().to_string());
+        command("mount", &["-o", "loop,ro", &image, &pool])?;
+        let homes = self.homes();
+        command("umount", &[&pool])?;
+        Ok(homes)
+    }
+
     pub(crate) fn snapshots(&self) -> BTreeSet<String> {
         names_in(&self.data.join("pool/snapshots"))
     }
@@ -152,16 +166,54 @@ impl Remains {
 
     /// Processes that work on the data directory and are neither the daemon nor its children.
     pub(crate) fn strangers(&self, daemon: i32) -> Result<Vec<String>> {
-        let parent = |pid: i32| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            let rest = stat.rsplit(')').next().unwrap_or_default().to_owned();
-            rest.split_whitespace()
-                .nth(1)
-                .and_then(|ppid| ppid.parse::<i32>().ok())
-        };
         let all = processes_naming(&self.data)?.into_iter();
-        let strange = all.filter(|pid| *pid != daemon && parent(*pid).is_some_and(|ppid| ppid != daemon));
+        let strange = all.filter(|pid| *pid != daemon && parent_of(*pid).is_some_and(|ppid| ppid != daemon));
         Ok(strange.map(|pid| format!("{pid} ({})", words(pid))).collect())
+    }
+
+    /// Processes that have ids of this daemon's boxes and are in none of `boxes`; and those that do a daemon's work, on boxes or files of
+    /// this one, and are not its children.
+    pub(crate) fn lost(&self, daemon: i32, boxes: &BTreeSet<String>) -> Vec<String> {
+        let (ids, group) = (self.host_ids(), format!("/dorm-{}/", self.instance));
+        let is_lost = |pid: i32| {
+            let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+            let within = groups.lines().find_map(|line| Some(line.split_once(&group)?.1));
+            // Runs that go on at the same time have the same ids.
+            if within.is_none() && groups.contains("/dorm-") {
+                return None;
+            }
+            let of = within.map(|path| path.split('/').next().unwrap_or_default());
+            if of.is_some_and(|id| boxes.contains(id)) {
+                return None;
+            }
+            let is_here = ids.contains(&owner(pid)?);
+            let works_here = || is_tool(pid) && (of.is_some() || self.has_open(pid));
+            let is_orphan = || parent_of(pid).is_some_and(|parent| parent != daemon);
+            (is_here || works_here() && is_orphan()).then_some(())
+        };
+        let lost = all_processes().into_iter().filter(|pid| is_lost(*pid).is_some());
+        lost.map(|pid| format!("process {pid} ({}) of no box", words(pid)))
+            .collect()
+    }
+
+    /// Users on the host that processes of its boxes may be.
+    fn host_ids(&self) -> Range<u32> {
+        let config = fs::read_to_string(self.data.join("config.toml")).unwrap_or_default();
+        let number = |key: &str| {
+            let value = config.lines().find_map(|line| line.strip_prefix(key));
+            value.and_then(|value| value.parse::<u32>().ok())
+        };
+        match (number("first_uid = "), number("max_agents = ")) {
+            (Some(first), Some(agents)) => first..first + agents * 65_536,
+            _ => 0..0,
+        }
+    }
+
+    /// Whether a process has a file of the data directory open.
+    fn has_open(&self, pid: i32) -> bool {
+        let open = children(Path::new(&format!("/proc/{pid}/fd")));
+        let mut files = open.iter().filter_map(|link| fs::read_link(link).ok());
+        files.any(|file| file.starts_with(&self.data))
     }
 
     /// Mount points in the data directory, as the host sees them.
@@ -358,6 +410,16 @@ fn groups_in(group: &Path) -> BTreeSet<String> {
     groups
         .filter_map(|g| g.file_name()?.to_str().map(str::to_owned))
         .collect()
+}
+
+/// Who a process really is, if it is there and has not ended.
+fn owner(pid: i32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    if field("State:")?.trim().starts_with('Z') {
+        return None;
+    }
+    field("Uid:")?.split_whitespace().next()?.parse().ok()
 }
 
 fn members(group: &Path) -> Vec<i32> {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::cli;
+use super::engines::behind_gvisor;
 use super::server::Server;
 use super::wait::slowness;
 use super::world::World;
@@ -100,6 +101,7 @@ pub(crate) fn run_script(server: &Server, sdk: &Sdk, script: &str, args: &[&str]
         .env("PATH", "/usr/local/bin:/usr/bin:/bin")
         .env("PYTHONFAULTHANDLER", "1")
         .env("DORM_E2E_SLOWNESS", slowness().to_string())
+        .env("DORM_E2E_SUDO", if behind_gvisor() { "no" } else { "yes" })
         .env("E2B_API_URL", &server.url)
         .env("E2B_SANDBOX_URL", &server.url)
         .env("E2B_VOLUME_API_URL", &server.url)

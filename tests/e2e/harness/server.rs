@@ -355,7 +355,10 @@ impl Server {
         let code = self.sigterm()?;
         let mut found = self.remains.of_daemon()?;
         found.extend(reaped.err().map(|error| format!("{error:#}")));
-        found.extend(self.remains.homes().iter().map(|id| format!("home {id}")));
+        match self.remains.homes_left() {
+            Ok(homes) => found.extend(homes.iter().map(|id| format!("home {id}"))),
+            Err(error) => found.push(format!("a pool that cannot be looked at: {error:#}")),
+        }
         if code != 0 {
             found.push(format!("exit code {code} of the daemon"));
         }

@@ -21,6 +21,8 @@ pub(super) struct Scene<'a> {
 }
 
 const COPY: &str = "copy";
+/// As several copies are called.
+const SEVERAL: [&str; 2] = ["copy-1", "copy-2"];
 /// What is in both after the snapshot that is gone back to.
 const NEWER: &str = "newer";
 
@@ -41,13 +43,18 @@ impl Act {
             Self::Thaw | Self::StopAsleep | Self::HibernateAsleep | Self::SnapshotAsleep | Self::RollBackAsleep => {
                 Rest::Standby
             }
-            Self::HibernateDurable | Self::RollBackDurable => Rest::Durable,
-            Self::Wake | Self::WakeInVain | Self::SnapshotHibernated | Self::RollBackHibernated => Rest::Hibernated,
+            Self::HibernateDurable | Self::RollBackDurable | Self::SettleDurable | Self::DeleteDurable => Rest::Durable,
+            Self::Wake
+            | Self::WakeInVain
+            | Self::SnapshotHibernated
+            | Self::RollBackHibernated
+            | Self::DeleteHibernated => Rest::Hibernated,
             Self::Start => Rest::Stopped,
             Self::Create
             | Self::CreateEphemeral
             | Self::Stop
             | Self::Settle
+            | Self::SettleEphemeral
             | Self::Delete
             | Self::Pause
             | Self::MakeDurable
@@ -55,15 +62,28 @@ impl Act {
             | Self::Snapshot
             | Self::DeleteSnapshot
             | Self::Fork
+            | Self::ForkFiles
+            | Self::ForkPast
+            | Self::ForkSeveral
             | Self::RollBack
+            | Self::RollBackToFiles
             | Self::KeepPresent
+            | Self::PutAway
+            | Self::GoOn
             | Self::Convert => Rest::Running,
         }
     }
 
     fn is_rollback(self) -> bool {
-        use Act::{KeepPresent, RollBack, RollBackAsleep, RollBackDurable, RollBackHibernated};
-        matches!(self, RollBack | KeepPresent | RollBackAsleep | RollBackDurable | RollBackHibernated)
+        use Act::{KeepPresent, RollBack, RollBackAsleep, RollBackDurable, RollBackHibernated, RollBackToFiles};
+        matches!(
+            self,
+            RollBack | KeepPresent | RollBackAsleep | RollBackDurable | RollBackHibernated | RollBackToFiles
+        )
+    }
+
+    fn is_deletion(self) -> bool {
+        matches!(self, Self::Delete | Self::DeleteDurable | Self::DeleteHibernated)
     }
 }
 
@@ -71,8 +91,20 @@ impl<'a> Scene<'a> {
     pub(super) fn prepare(stage: &'a Stage, act: Act, word: String) -> Result<Self> {
         let server = &stage.server;
         let passing = match act {
-            Act::Start | Act::Stop | Act::StopAsleep | Act::Settle | Act::Delete | Act::WakeInVain => {
-                Some(server.agent("passing")?)
+            Act::Start
+            | Act::Stop
+            | Act::StopAsleep
+            | Act::Settle
+            | Act::Delete
+            | Act::DeleteDurable
+            | Act::DeleteHibernated
+            | Act::WakeInVain => Some(server.agent("passing")?),
+            Act::SettleEphemeral => Some(server.agent_with("passing", &["--ephemeral"])?),
+            // Its memory is lost.
+            Act::RollBackToFiles => {
+                let passing = server.agent("passing")?;
+                super::keep(&passing)?;
+                Some(passing)
             }
             Act::Convert => Some(server.agent_with("passing", &["-T", "small", "--memory", "256M", "--cpus", "1"])?),
             _ => None,
@@ -84,13 +116,14 @@ impl<'a> Scene<'a> {
             let sync = if act == Act::Convert { "" } else { "; sync" };
             agent.sh(&format!("echo {} > ~/file{sync}", scene.word))?.succeeded()?;
         }
-        if scene.passing.is_none() {
+        if scene.passing.is_none() || act == Act::RollBackToFiles {
             scene.tell(&scene.word)?;
         }
-        if matches!(act, Act::Delete | Act::DeleteSnapshot) || act.is_rollback() {
-            scene.snapshot()?;
+        let goes_back = act.is_rollback() || act == Act::ForkPast;
+        if goes_back || act.is_deletion() || act == Act::DeleteSnapshot {
+            scene.snapshot(act == Act::RollBackToFiles)?;
         }
-        if act.is_rollback() {
+        if goes_back {
             scene.tell(NEWER)?;
             agent.sh(&format!("echo {NEWER} > ~/file"))?.succeeded()?;
         }
@@ -141,11 +174,19 @@ impl<'a> Scene<'a> {
             Act::CreateEphemeral => self.call("POST", "", &json!({ "name": COPY, "lifetime": "ephemeral" }))?,
             Act::Start => post("start", Value::Null)?,
             Act::Stop | Act::StopAsleep => post("stop", json!({ "grace": 0.1 }))?,
-            Act::Settle => {
+            Act::Settle | Act::SettleEphemeral | Act::SettleDurable => {
                 let pid = pid.and_then(Pid::from_raw).context("a running agent has a pid")?;
-                return Ok(kill_process(pid, Signal::KILL)?);
+                kill_process(pid, Signal::KILL)?;
+                // It may have to move to die.
+                self.server.remains.thaw(&self.agent().id);
+                return Ok(());
             }
-            Act::Delete => self.call("DELETE", &format!("/{name}"), &Value::Null)?,
+            Act::PutAway => {
+                let daemon = Pid::from_raw(self.server.pid()?).context("a daemon has a pid")?;
+                return Ok(kill_process(daemon, Signal::TERM)?);
+            }
+            Act::GoOn => return Ok(()),
+            Act::Delete | Act::DeleteDurable | Act::DeleteHibernated => self.call("DELETE", &format!("/{name}"), &Value::Null)?,
             Act::Pause | Act::MakeDurable => post("pause", Value::Null)?,
             Act::Thaw | Act::Wake | Act::WakeInVain => post("wake", Value::Null)?,
             Act::Hibernate | Act::HibernateAsleep | Act::HibernateDurable => post("hibernate", Value::Null)?,
@@ -155,29 +196,41 @@ impl<'a> Scene<'a> {
                 self.call("DELETE", &format!("/{name}/snapshots/{id}"), &Value::Null)?
             }
             Act::Fork => post("fork", json!({ "name": COPY }))?,
+            Act::ForkFiles => post("fork", json!({ "name": COPY, "files_only": true }))?,
+            Act::ForkPast => post("fork", json!({ "name": COPY, "from": "old" }))?,
+            Act::ForkSeveral => post("fork", json!({ "name": COPY, "count": SEVERAL.len() }))?,
             Act::RollBack
             | Act::KeepPresent
             | Act::RollBackAsleep
             | Act::RollBackDurable
-            | Act::RollBackHibernated => post("rollback", json!({ "snapshot": "old" }))?,
+            | Act::RollBackHibernated
+            | Act::RollBackToFiles => post("rollback", json!({ "snapshot": "old" }))?,
             Act::Convert => self.call("PATCH", &format!("/{name}"), &json!({ "isolation": other_isolation() }))?,
         };
         Ok(())
     }
 
     pub(super) fn verify(&self, act: Act, point: Point) -> Result<()> {
+        if matches!(act, Act::PutAway | Act::GoOn) {
+            self.agent().becomes("running").context("nobody brings it back")?;
+        }
         let state = self.state(&self.agent().name)?;
         let expected = match (act, point) {
-            (Act::Delete, _) => None,
+            (Act::Delete | Act::DeleteDurable | Act::DeleteHibernated | Act::SettleEphemeral, _) => None,
             (Act::Start, Point::StartFinished) => Some("running"),
             (Act::Start | Act::Stop | Act::StopAsleep | Act::Settle, _) => Some("stopped"),
             (Act::Pause, Point::FreezeRecorded) => Some("standby"),
             (Act::Pause, _) => Some("running"),
             (Act::Thaw, Point::ThawRecorded) => Some("running"),
             (Act::Thaw | Act::MakeDurable | Act::SnapshotAsleep, _) => Some("standby"),
-            (Act::Hibernate | Act::HibernateAsleep | Act::HibernateDurable | Act::SnapshotHibernated, _) => {
-                Some("hibernated")
-            }
+            (
+                Act::Hibernate
+                | Act::HibernateAsleep
+                | Act::HibernateDurable
+                | Act::SettleDurable
+                | Act::SnapshotHibernated,
+                _,
+            ) => Some("hibernated"),
             (Act::Wake, Point::StartRecorded | Point::WakeBegun) => Some("hibernated"),
             // It may have gone on.
             (Act::Wake, _) | (Act::RollBack, Point::StartBoxUp | Point::WakeRestored) => Some("running"),
@@ -190,9 +243,18 @@ impl<'a> Scene<'a> {
             (Act::RollBackHibernated, Point::SnapshotImageMade) => Some("hibernated"),
             (Act::RollBack, Point::RollBackFinished) => Some("hibernated"),
             // Finished as a stop: what it was is in a snapshot.
-            (Act::RollBack | Act::RollBackAsleep | Act::RollBackDurable | Act::RollBackHibernated, _) => Some("stopped"),
+            (
+                Act::RollBack
+                | Act::RollBackAsleep
+                | Act::RollBackDurable
+                | Act::RollBackHibernated
+                | Act::RollBackToFiles,
+                _,
+            ) => Some("stopped"),
             (Act::Convert, _) => Some("stopped"),
-            (Act::Create | Act::CreateEphemeral | Act::Snapshot | Act::DeleteSnapshot | Act::Fork, _) => Some("running"),
+            (Act::Create | Act::CreateEphemeral | Act::Snapshot | Act::DeleteSnapshot, _) => Some("running"),
+            (Act::Fork | Act::ForkFiles | Act::ForkPast | Act::ForkSeveral, _) => Some("running"),
+            (Act::PutAway | Act::GoOn, _) => Some("running"),
         };
         ensure!(state.as_deref() == expected, "it is {state:?} and not {expected:?}: {:?}", self.server.agents());
         if expected == Some("stopped") {
@@ -200,7 +262,7 @@ impl<'a> Scene<'a> {
         }
         match act {
             Act::Create | Act::CreateEphemeral => self.verify_created(act, point),
-            Act::Delete => {
+            Act::Delete | Act::DeleteDurable | Act::DeleteHibernated | Act::SettleEphemeral => {
                 let left = self.server.remains.of_agent(&self.agent().id);
                 ensure!(left.is_empty(), "{left:?}");
                 Ok(())
@@ -211,7 +273,8 @@ impl<'a> Scene<'a> {
             | Act::KeepPresent
             | Act::RollBackAsleep
             | Act::RollBackDurable
-            | Act::RollBackHibernated => self.verify_rollback(point, expected != Some("stopped")),
+            | Act::RollBackHibernated
+            | Act::RollBackToFiles => self.verify_rollback(act, point, expected != Some("stopped")),
             Act::Convert => {
                 let moved = matches!(point, Point::ConvertMoved | Point::ConvertFinished);
                 let shown = self.agent().show()?;
@@ -225,6 +288,9 @@ impl<'a> Scene<'a> {
             | Act::Hibernate
             | Act::HibernateAsleep
             | Act::HibernateDurable
+            | Act::SettleDurable
+            | Act::PutAway
+            | Act::GoOn
             | Act::Wake => has_all(self.agent(), &self.word),
             Act::Snapshot | Act::SnapshotAsleep | Act::SnapshotHibernated | Act::DeleteSnapshot => {
                 let there = self.snapshot_of(if act == Act::DeleteSnapshot { "old" } else { "kept" })?;
@@ -232,11 +298,12 @@ impl<'a> Scene<'a> {
                 has_all(self.agent(), &self.word)?;
                 if let Some(id) = there {
                     self.tell(NEWER)?;
-                    self.goes_back_to(&id, &self.word)?;
+                    self.goes_back_to(&id, &self.word, true)?;
                 }
                 self.forget_snapshots()
             }
-            Act::Fork => self.verify_fork(point),
+            Act::Fork | Act::ForkFiles | Act::ForkPast => self.verify_fork(act, point),
+            Act::ForkSeveral => self.verify_forks(point),
         }
     }
 
@@ -274,16 +341,46 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    fn verify_fork(&self, point: Point) -> Result<()> {
+    fn verify_fork(&self, act: Act, point: Point) -> Result<()> {
         let copy = self.state(COPY)?;
-        let expected = match point {
-            Point::ForkRecorded => Some("hibernated"),
-            Point::WakeRestored | Point::StartBoxUp | Point::ForkMade => Some("running"),
+        let expected = match (act, point) {
+            (Act::ForkFiles, Point::ForkRecorded | Point::StartBoxUp) => Some("stopped"),
+            (_, Point::ForkRecorded) => Some("hibernated"),
+            (_, Point::WakeRestored | Point::StartBoxUp | Point::ForkMade) => Some("running"),
             _ => None,
         };
         ensure!(copy.as_deref() == expected, "the fork is {copy:?}");
         if copy.is_some() {
             let copy = self.server.adopt(COPY)?;
+            is_itself(&copy)?;
+            match act {
+                Act::ForkFiles => has_file_alone(&copy, &self.word)?,
+                _ => has_all(&copy, &self.word)?,
+            }
+        }
+        if act != Act::ForkPast {
+            return has_all(self.agent(), &self.word);
+        }
+        has_all(self.agent(), NEWER)?;
+        self.goes_back_to("old", &self.word, true)?;
+        self.forget_snapshots()
+    }
+
+    /// The others of those that died with the daemon may be whole, or not there at all.
+    fn verify_forks(&self, point: Point) -> Result<()> {
+        let states = SEVERAL.map(|name| self.state(name));
+        let [first, second] = states;
+        let states = [first?, second?];
+        let all = |may: &[Option<&str>]| states.iter().all(|state| may.contains(&state.as_deref()));
+        let some = |state: &str| states.iter().any(|found| found.as_deref() == Some(state));
+        let legal = match point {
+            Point::ForkRecorded => all(&[None, Some("hibernated")]) && some("hibernated"),
+            Point::WakeRestored => all(&[None, Some("hibernated"), Some("running")]) && some("running"),
+            _ => all(&[Some("running")]),
+        };
+        ensure!(legal, "the forks are {states:?}");
+        for (name, _) in SEVERAL.iter().zip(&states).filter(|(_, state)| state.is_some()) {
+            let copy = self.server.adopt(name)?;
             is_itself(&copy)?;
             has_all(&copy, &self.word)?;
         }
@@ -291,7 +388,7 @@ impl<'a> Scene<'a> {
     }
 
     /// The home is one of the two, as is the memory, if there is one. Both snapshots are whole, or the rollback has not begun.
-    fn verify_rollback(&self, point: Point, has_memory: bool) -> Result<()> {
+    fn verify_rollback(&self, act: Act, point: Point, has_memory: bool) -> Result<()> {
         let begun = !matches!(
             point,
             Point::SnapshotFrozen
@@ -313,21 +410,22 @@ impl<'a> Scene<'a> {
         let is_kept = begun || point == Point::SnapshotRecorded;
         ensure!(before.is_some() == is_kept, "what it was is in the snapshot {before:?}");
         if let Some(before) = before {
-            self.goes_back_to(before, NEWER)?;
+            self.goes_back_to(before, NEWER, true)?;
         }
-        self.goes_back_to("old", &self.word)?;
+        self.goes_back_to("old", &self.word, act != Act::RollBackToFiles)?;
         self.forget_snapshots()
     }
 
-    fn goes_back_to(&self, snapshot: &str, word: &str) -> Result<()> {
+    fn goes_back_to(&self, snapshot: &str, word: &str, has_memory: bool) -> Result<()> {
         let path = format!("/{}/rollback", self.agent().name);
         let back = self.call("POST", &path, &json!({ "snapshot": snapshot }))?;
         ensure!(back.status == 200, "{}", back.text());
-        has_all(self.agent(), word).with_context(|| format!("back at {snapshot}"))
+        let has = if has_memory { has_all } else { has_file_alone };
+        has(self.agent(), word).with_context(|| format!("back at {snapshot}"))
     }
 
     fn tell(&self, word: &str) -> Result<()> {
-        let heard = ask(self.keeper, word)?;
+        let heard = ask(self.agent(), word)?;
         ensure!(heard == word, "the keeper heard {heard}");
         Ok(())
     }
@@ -345,9 +443,9 @@ impl<'a> Scene<'a> {
         })
     }
 
-    fn snapshot(&self) -> Result<()> {
+    fn snapshot(&self, files_only: bool) -> Result<()> {
         let path = format!("/{}/snapshots", self.agent().name);
-        let taken = self.call("POST", &path, &json!({ "label": "old" }))?;
+        let taken = self.call("POST", &path, &json!({ "label": "old", "files_only": files_only }))?;
         ensure!(taken.status < 300, "{}", taken.text());
         Ok(())
     }
@@ -402,6 +500,14 @@ fn has_file(agent: &Agent, word: &str) -> Result<()> {
         Ok((!found.contains("link_remap")).then_some(found))
     })?;
     ensure!(found == word, "the file of {} holds {found} and not {word}", agent.name);
+    Ok(())
+}
+
+/// And nothing in its memory.
+fn has_file_alone(agent: &Agent, word: &str) -> Result<()> {
+    has_file(agent, word)?;
+    let found = ask(agent, "")?;
+    ensure!(found == "nothing", "{} has the memory of {found}", agent.name);
     Ok(())
 }
 

@@ -1,6 +1,8 @@
 // What the scripts share.
 import assert from 'node:assert/strict'
 
+// Whether a program can get rights by a setuid bit.
+export const SUDO = process.env.DORM_E2E_SUDO !== 'no'
 const PATIENCE = 60 * Number(process.env.DORM_E2E_SLOWNESS ?? 1)
 
 export async function until(what, condition, seconds = PATIENCE) {

@@ -4,6 +4,8 @@ import contextlib
 import os
 import time
 
+# Whether a program can get rights by a setuid bit.
+SUDO = os.environ.get("DORM_E2E_SUDO") != "no"
 PATIENCE = 60 * int(os.environ.get("DORM_E2E_SLOWNESS", "1"))
 
 

@@ -10,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 use dorm_server::faults::Point;
 
 use crate::client::Answer;
-use crate::harness::{Options, Server, World};
+use crate::harness::{Options, Server, World, orphans};
 use crate::inspect;
-use crate::model::Agent;
+use crate::model::{Agent, Kept};
 use crate::operation::{News, Operation, absorb, perform, perhaps_rolled_back};
 use crate::plan;
 use crate::random::Random;
@@ -125,7 +125,8 @@ impl Torture {
         }
         let code = self.server.sigterm()?;
         ensure!(code == 0, "the daemon left with {code}");
-        let left = self.server.remains.of_daemon()?;
+        let mut left = self.server.remains.of_daemon()?;
+        left.extend(orphans());
         ensure!(left.is_empty(), "left behind: {left:?}");
         Ok(self.summary())
     }
@@ -234,10 +235,20 @@ impl Torture {
             Blow::Reboot => {
                 *self.blows.entry("reboots").or_default() += 1;
                 self.note("the machine goes down".to_owned());
+                // Who is gone, or cannot be asked because a fault strikes just now, may have kept anything.
+                let kept = |name: &String| inspect::kept(&self.server, name).unwrap_or(Kept::Unknown);
+                let kept: BTreeMap<String, Kept> = self
+                    .agents
+                    .keys()
+                    .map(|name| (name.clone(), kept(name)))
+                    .collect();
                 self.server.simulate_reboot()?;
                 self.armed = None;
+                for (name, agent) in &mut self.agents {
+                    agent.rebooted(kept[name]);
+                }
                 let born = news.iter_mut().filter_map(|(_, _, news)| news.born());
-                self.agents.values_mut().chain(born).for_each(Agent::rebooted);
+                born.for_each(|agent| agent.rebooted(Kept::Unknown));
             }
             Blow::Orderly => {
                 *self.blows.entry("orderly ends").or_default() += 1;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::harness::order::differ;
 use crate::harness::{Server, eventually};
-use crate::model::{Agent, Snapshot};
+use crate::model::{Agent, Kept, Snapshot};
 
 fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
@@ -16,6 +16,17 @@ fn text(value: &Value) -> String {
 pub(crate) fn id_of(server: &Server, name: &str) -> Result<Option<String>> {
     let agent = server.agents()?.into_iter().find(|agent| agent["name"] == name);
     Ok(agent.map(|agent| text(&agent["id"])))
+}
+
+/// What would be left of the memory of an agent of which nothing is asked.
+pub(crate) fn kept(server: &Server, name: &str) -> Result<Kept> {
+    let newest = server.list(&format!("/v1/agents/{name}/events?limit=1"))?;
+    if newest.first().is_some_and(|event| event["to"] == "running") {
+        return Ok(Kept::Awake);
+    }
+    let shown = server.http("GET", &format!("/v1/agents/{name}"), b"")?.json()?;
+    let whole = shown["state"] == "standby" && shown["durable"] == true;
+    Ok(if whole { Kept::Whole } else { Kept::Unknown })
 }
 
 /// Takes a snapshot into the model that nobody was told of.

@@ -2,7 +2,7 @@
 //!
 //! `./scripts/torture --minutes N --seed S`. The same seed gives the same operations, as long as the same
 //! things are acknowledged. Every operation and its answer is written to `operations.log` in the work directory,
-//! which is kept if anything is wrong.
+//! which is kept if anything is wrong. `DORM_E2E_ISOLATION` says how the agents are isolated.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -70,6 +70,9 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if let Some(code) = harness::engines::nothing_to_run() {
+        return code;
+    }
     let interrupted = || {
         harness::World::tear_down();
         std::process::exit(130);

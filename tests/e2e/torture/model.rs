@@ -36,6 +36,17 @@ pub(crate) struct Seen {
     pub(crate) memory: Option<(u64, u64)>,
 }
 
+/// What the daemon says of an agent's memory while nothing is asked of it, a moment before the machine goes down.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Kept {
+    /// It sleeps, and is on disk as it is.
+    Whole,
+    /// That it runs is recorded, and with that, that no image of before is of any use. It may go to sleep, as it is, until then.
+    Awake,
+    /// A wake may not be recorded yet, and there may be an image of before it.
+    Unknown,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Snapshot {
     pub(crate) id: String,
@@ -112,10 +123,14 @@ impl Agent {
         });
     }
 
-    /// The machine went down. What was not put to disk is lost, or as old as what happened to be there.
-    pub(crate) fn rebooted(&mut self) {
-        if self.on_disk {
+    /// The machine went down. What was not put to disk is lost, or as old as what happened to be there, unless that was given up.
+    pub(crate) fn rebooted(&mut self, kept: Kept) {
+        if self.on_disk || kept == Kept::Whole {
             return;
+        }
+        let lost = self.without_memory();
+        if kept == Kept::Awake {
+            return self.perhaps(lost);
         }
         let older = self.worlds.iter().filter_map(|world| {
             let memory = world.memory.as_ref()?;
@@ -131,7 +146,6 @@ impl Agent {
             })
         });
         let older: Vec<_> = older.collect();
-        let lost = self.without_memory();
         self.perhaps(older);
         self.perhaps(lost);
     }

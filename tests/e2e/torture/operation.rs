@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::client::{self, Answer};
 use crate::harness::Server;
+use crate::harness::engines::behind_gvisor;
 use crate::model::{Agent, Memory, Seen, Snapshot};
 
 #[derive(Debug, Clone)]
@@ -63,8 +64,10 @@ pub(crate) enum Calm {
     Run,
 }
 
-/// Holds a deleted file open, and a counter in its memory alone; answers on pipes.
-const KEEPER: &str = "setsid bash -c 'exec 9> ~/.ghost; rm ~/.ghost; echo ghost >&9; n=0; mkfifo /dev/shm/k.in; mkfifo /dev/shm/k.out; \
+/// What gVisor cannot save.
+const DELETED_FILE: &str = "exec 9> ~/.ghost; rm ~/.ghost; echo ghost >&9; ";
+/// Holds a counter in its memory alone, and what it is given beside; answers on pipes.
+const KEEPER: &str = "setsid bash -c 'BESIDE n=0; mkfifo /dev/shm/k.in; mkfifo /dev/shm/k.out; \
     while :; do read -r what < /dev/shm/k.in || continue; [ \"$what\" = more ] && n=$((n+1)); echo \"TOKEN $n\" > /dev/shm/k.out; done' \
     < /dev/null > /dev/null 2>&1 & until [ -p /dev/shm/k.out ]; do sleep 0.02; done";
 
@@ -92,7 +95,13 @@ pub(crate) fn perform(server: &Server, name: &str, operation: &Operation) -> Ans
                 format!("mkdir -p ~/t; printf %s {content} > ~/{file}.new && mv ~/{file}.new ~/t/{file}");
             client::run(server, name, &script)
         }
-        Operation::Keep { token } => client::run(server, name, &KEEPER.replace("TOKEN", &token.to_string())),
+        Operation::Keep { token } => {
+            let beside = if behind_gvisor() { "" } else { DELETED_FILE };
+            let keeper = KEEPER
+                .replace("BESIDE ", beside)
+                .replace("TOKEN", &token.to_string());
+            client::run(server, name, &keeper)
+        }
         Operation::Count => client::run(server, name, &ask("more")),
         Operation::Pause => post("/pause", Value::Null),
         Operation::Hibernate => post("/hibernate", Value::Null),

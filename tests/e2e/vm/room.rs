@@ -26,6 +26,48 @@ pub(super) fn a_file_named_as_a_machines_disk_is_a_file_of_the_machine() -> Resu
     Ok(())
 }
 
+pub(super) fn a_disk_that_qemu_makes_longer_gives_a_machine_no_more_room() -> Result<()> {
+    needs_machines()?;
+    let server = Server::shared()?;
+    let agent = server.agent_with("longer", &["--isolation", "vm", "--memory", "256M", "--cpus", "1"])?;
+    agent.stop()?;
+    let limit = || Ok::<_, anyhow::Error>(agent.stats()?["disk_limit"].as_u64());
+    let before = limit()?;
+    // As who has broken out into QEMU could.
+    let disk = server.data.join("pool/homes").join(&agent.id).join("disk");
+    fs::File::options().write(true).open(disk)?.set_len(1 << 44)?;
+    ensure!(before.is_some() && limit()? == before, "it may hold {:?} bytes, and {before:?} before", limit()?);
+    Ok(())
+}
+
+/// Starts processes until it may not.
+const MANY: &str = "
+import os, signal, time
+children = []
+try:
+    while len(children) < 300:
+        child = os.fork()
+        if child == 0:
+            time.sleep(600)
+            os._exit(0)
+        children.append(child)
+except BlockingIOError:
+    pass
+for child in children:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+print(len(children))
+";
+
+pub(super) fn runs_in_a_machine_have_as_many_processes_as_they_may() -> Result<()> {
+    needs_machines()?;
+    let server = Server::shared()?;
+    let agent = server.agent_with("many", &["--isolation", "vm", "--memory", "256M", "--cpus", "1", "--pids", "60"])?;
+    let started: u32 = agent.exec_with(&[], &["python3", "-c", MANY])?.text()?.parse()?;
+    ensure!((40..60).contains(&started), "{started} processes were started");
+    Ok(())
+}
+
 pub(super) fn what_a_machine_had_in_memory_is_nowhere_once_that_is_given_up() -> Result<()> {
     needs_machines()?;
     let server = Server::shared()?;
@@ -64,11 +106,17 @@ pub(super) fn files_are_not_kept_without_a_memory_that_has_what_the_disk_lacks()
     for refused in [&["snapshot", &agent.name, "--files-only"][..], &["fork", &agent.name, &fork, "--files-only"]] {
         server.dorm(refused)?.refused(4, &["the machine's disk has not taken all that was written yet"])?;
     }
-    server.dorm(&["snapshot", &agent.name])?.succeeded()?;
+    let full = server.dorm(&["snapshot", &agent.name])?.text()?.trim().to_owned();
     ensure!(agent.state()? == "standby", "it is {} after its snapshots", agent.state()?);
     // Its disk has everything by now.
     agent.wake()?;
     server.dorm(&["snapshot", &agent.name, "--files-only"])?.succeeded()?;
+    // That of the snapshot has not.
+    let from_full = ["fork", &agent.name, &fork, "--from", &full];
+    server.dorm(&[&from_full[..], &["--files-only"]].concat())?.refused(4, &["the machine's disk has not taken all that was written yet"])?;
+    server.dorm(&from_full)?.succeeded()?;
+    let fork = server.adopt(&fork)?;
+    ensure!(fork.sh_text("echo whole")? == "whole");
     Ok(())
 }
 

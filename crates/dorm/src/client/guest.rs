@@ -28,15 +28,29 @@ pub(crate) struct Guest<'a> {
     authorization: Option<String>,
 }
 
-pub(crate) struct Asleep {
+/// How it is with the agent of a run that somebody waits for.
+pub(crate) enum Look {
+    /// The run may be reached for.
+    Up,
+    /// Until something happens to the agent, nothing is to be done.
+    Waiting(Waiting),
+    /// The box is gone, and all runs with it.
+    Lost,
+}
+
+pub(crate) struct Waiting {
     pub(crate) state: String,
+    /// It was put to sleep although somebody waits for it: paused by a user, or put to disk, by a user or since it was paused.
+    pub(crate) asleep: bool,
     events: EventStream,
 }
 
-impl Asleep {
-    /// Until something happens to the agent, or it should be looked at again: the connection may be gone without a word.
+impl Waiting {
+    /// Until something happens to the agent, or it should be looked at again: the connection may be gone without a word, and of one
+    /// that comes to its end the last word may have been said.
     pub(crate) async fn changes(mut self) {
-        let next = tokio::time::timeout(LOOK_AGAIN, self.events.next()).await;
+        let patience = if self.asleep { LOOK_AGAIN } else { UNTOLD };
+        let next = tokio::time::timeout(patience, self.events.next()).await;
         if let Ok(Ok(None) | Err(_)) = next {
             tokio::time::sleep(UNTOLD).await;
         }
@@ -56,6 +70,10 @@ impl Entry {
     pub(crate) fn is_directory(&self) -> bool {
         self.kind == "FILE_TYPE_DIRECTORY"
     }
+
+    pub(crate) fn is_file(&self) -> bool {
+        self.kind == "FILE_TYPE_FILE"
+    }
 }
 
 impl<'a> Guest<'a> {
@@ -68,20 +86,31 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// The agent, if it was put to sleep although somebody waits for it: paused by a user, or put to disk, by a user or since it was
-    /// paused. Asking does not wake it. What the daemon puts to disk at its end, to go on with the next, is not meant.
-    pub(crate) async fn asleep(&self) -> Result<Option<Asleep>> {
+    /// Neither starts nor wakes the agent.
+    pub(crate) async fn look(&self) -> Result<Look> {
         let path = self.prefix.trim_end_matches("/guest");
         // Before the look at its state, so that no change after it is missed.
         let events = self.client.follow(&format!("{path}/events"), 0).await?;
         let agent: dorm_server::api::types::Agent = self.client.get(path).await?;
-        let asleep = match agent.state.as_str() {
-            "freezing" | "standby" => agent.reason.starts_with("asked to "),
-            "hibernating" | "hibernated" => agent.reason != dorm_server::lifecycle::GOES_ON_WITH_THE_NEXT,
-            _ => false,
-        };
-        let state = agent.state;
-        Ok(asleep.then_some(Asleep { state, events }))
+        let standing = Standing::of(&agent.state, &agent.reason, agent.durable);
+        Ok(match standing {
+            Standing::Up => Look::Up,
+            Standing::Asleep | Standing::Ending => Look::Waiting(Waiting {
+                state: agent.state,
+                asleep: standing == Standing::Asleep,
+                events,
+            }),
+            Standing::Lost => Look::Lost,
+        })
+    }
+
+    /// Whether a run of the agent could be told something without its box being started for that.
+    pub(crate) async fn may_hear(&self) -> bool {
+        match self.look().await {
+            Ok(Look::Up) | Err(_) => true,
+            Ok(Look::Waiting(agent)) => agent.asleep,
+            Ok(Look::Lost) => false,
+        }
     }
 
     fn request(&self, method: Method, path: &str) -> http::request::Builder {
@@ -220,6 +249,33 @@ impl<'a> Guest<'a> {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Up,
+    Asleep,
+    Ending,
+    Lost,
+}
+
+impl Standing {
+    fn of(state: &str, reason: &str, durable: bool) -> Self {
+        match state {
+            "freezing" | "standby" if reason.starts_with("asked to ") => Self::Asleep,
+            // What the daemon puts to disk at its end goes on with the next.
+            "hibernating" | "hibernated" if reason != dorm_server::lifecycle::GOES_ON_WITH_THE_NEXT => {
+                Self::Asleep
+            }
+            // The next start brings its memory back.
+            "failed" if durable => Self::Asleep,
+            "failed" if reason.ends_with(dorm_server::lifecycle::BOX_LEFT) => Self::Up,
+            // So it is during a rollback too, which may have the run come back.
+            "stopping" => Self::Ending,
+            "stopped" | "failed" | "deleting" => Self::Lost,
+            _ => Self::Up,
+        }
+    }
+}
+
 fn query(route: &str, path: impl AsRef<[u8]>) -> String {
     format!("{route}?path={}", encode(path))
 }
@@ -237,4 +293,33 @@ async fn finish(response: Response<Incoming>) -> Result<()> {
 pub(crate) fn chunks(body: Incoming) -> impl futures_util::Stream<Item = std::io::Result<Bytes>> {
     use futures_util::TryStreamExt;
     body.into_data_stream().map_err(std::io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_stopped_is_not_reached_for_and_who_comes_back_by_itself_is() {
+        let of = |state, reason| Standing::of(state, reason, false);
+        for state in ["stopped", "failed", "deleting"] {
+            assert_eq!(of(state, "stopped on request"), Standing::Lost, "{state}");
+        }
+        for state in ["freezing", "standby", "hibernating", "hibernated"] {
+            assert_eq!(of(state, "asked to hibernate"), Standing::Asleep, "{state}");
+        }
+        for state in ["starting", "running", "waking", "freezing", "standby"] {
+            assert_eq!(of(state, "idle for 15 s"), Standing::Up, "{state}");
+        }
+        let goes_on = dorm_server::lifecycle::GOES_ON_WITH_THE_NEXT;
+        assert_eq!(of("hibernated", goes_on), Standing::Up);
+        assert_eq!(of("stopping", "rolled back to it"), Standing::Ending);
+        assert_eq!(Standing::of("failed", "no room", true), Standing::Asleep);
+        let left = format!("no descriptors{}", dorm_server::lifecycle::BOX_LEFT);
+        assert_eq!(
+            of("failed", &left),
+            Standing::Up,
+            "whoever reaches for it looks again"
+        );
+    }
 }

@@ -2,14 +2,14 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::cli::Global;
-use crate::client::guest::{Entry, Guest};
+use crate::client::guest::{Entry, Guest, Look};
 use crate::exit::{Exit, Failure};
 use crate::size::Size;
 use crate::{output, progress, transfer};
@@ -19,7 +19,8 @@ use crate::{output, progress, transfer};
 #[command(after_help = "Example: dorm cp ./src demo:/srv/src        a folder in
          dorm cp demo:notes.txt .            a file out, relative to the user's home
          dorm cp demo:/var/log/dpkg.log - | tail
-An existing folder as DST gets the copy inside it. A local name with a colon is written ./a:b.")]
+An existing folder as DST gets the copy inside it. A local name with a colon is written ./a:b.
+A snapshot or a fork of the agent breaks off what is on its way: a file is then copied anew, and a folder or a pipe fails.")]
 pub(crate) struct Args {
     /// NAME:PATH, a local path, or - for stdin
     src: Place,
@@ -29,6 +30,10 @@ pub(crate) struct Args {
     #[arg(long, short, value_name = "USER")]
     user: Option<String>,
 }
+
+/// How often a file is copied until it is there as a whole.
+const TRIES: u32 = 5;
+const AGAIN: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Place {
@@ -136,14 +141,50 @@ async fn out(guest: &Guest<'_>, agent: &str, path: &str, to: &Path) -> Result<Co
             to: shown,
         });
     }
-    let response = guest.download(path).await?;
-    let length = hyper::body::Body::size_hint(response.body()).exact();
-    let bar = progress::transfer(&shown, length);
-    let bytes = write_file(response.into_body(), &target, &entry, &bar)
-        .await
-        .with_context(|| format!("cannot write {shown}"))?;
-    bar.finish_and_clear();
+    let copy = async || {
+        let response = guest.download(path).await?;
+        let length = hyper::body::Body::size_hint(response.body()).exact();
+        let bar = progress::transfer(&shown, length);
+        let bytes = write_file(response.into_body(), &target, &entry, &bar)
+            .await
+            .with_context(|| format!("cannot write {shown}"))?;
+        bar.finish_and_clear();
+        anyhow::Ok(bytes)
+    };
+    let bytes = match is_special(&target) {
+        true => copy().await?,
+        false => until_whole(guest, copy).await?,
+    };
     Ok(Copied { bytes, to: shown })
+}
+
+fn is_special(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|m| !m.is_file())
+}
+
+/// Does again what the connection broke off in the midst of, as long as the agent is up: one that was stopped meanwhile is not started.
+async fn until_whole<T>(guest: &Guest<'_>, copy: impl AsyncFn() -> Result<T>) -> Result<T> {
+    for _ in 1..TRIES {
+        match copy().await {
+            Err(error) if was_cut(&error) => {
+                tokio::time::sleep(AGAIN).await;
+                if !matches!(guest.look().await, Ok(Look::Up)) {
+                    return Err(error);
+                }
+            }
+            done => return done,
+        }
+    }
+    copy().await
+}
+
+fn was_cut(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let failed = cause.downcast_ref::<Failure>();
+        let read = cause.downcast_ref::<std::io::Error>();
+        failed.is_some_and(|failure| matches!(failure.exit(), Exit::Unavailable | Exit::Unreachable))
+            || read.is_some_and(|error| error.get_ref().is_some_and(|inner| inner.is::<hyper::Error>()))
+    })
 }
 
 /// Puts the file there as a whole, unless something that is no file (a device, a pipe) is there.
@@ -153,7 +194,7 @@ async fn write_file(
     entry: &Entry,
     bar: &ProgressBar,
 ) -> Result<u64> {
-    if std::fs::metadata(target).is_ok_and(|m| !m.is_file()) {
+    if is_special(target) {
         let mut file = tokio::fs::OpenOptions::new().write(true).open(target).await?;
         return Ok(transfer::write_to(body, &mut file, bar).await?);
     }
@@ -199,28 +240,28 @@ async fn into(guest: &Guest<'_>, from: &Path, path: &str) -> Result<Copied> {
             to: target,
         });
     }
-    let is_new = if inside {
-        guest.find(&target).await?.is_none()
-    } else {
-        there.is_none()
-    };
-    let file = tokio::fs::File::open(from)
-        .await
-        .with_context(|| format!("cannot read {}", from.display()))?;
+    let old = if inside { guest.find(&target).await? } else { there };
     let length = metadata.is_file().then_some(metadata.len());
-    let bar = progress::transfer(&target, length);
-    let written = guest
-        .upload(&target, length, transfer::reader_body(file, bar.clone()))
-        .await?;
-    bar.finish_and_clear();
+    let copy = async || {
+        let file = tokio::fs::File::open(from)
+            .await
+            .with_context(|| format!("cannot read {}", from.display()))?;
+        let bar = progress::transfer(&target, length);
+        let written = guest
+            .upload(&target, length, transfer::reader_body(file, bar.clone()))
+            .await?;
+        bar.finish_and_clear();
+        anyhow::Ok((written, bar.position()))
+    };
+    let (written, bytes) = match metadata.is_file() && old.as_ref().is_none_or(Entry::is_file) {
+        true => until_whole(guest, copy).await?,
+        false => copy().await?,
+    };
     let mode = metadata.permissions().mode() & 0o777;
-    if is_new && mode & 0o111 != 0 {
+    if old.is_none() && mode & 0o111 != 0 {
         guest.set_mode(&written, mode).await?;
     }
-    Ok(Copied {
-        bytes: bar.position(),
-        to: target,
-    })
+    Ok(Copied { bytes, to: target })
 }
 
 #[cfg(test)]

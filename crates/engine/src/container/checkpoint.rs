@@ -1,13 +1,18 @@
 //! Memory images: made of a frozen box, and turned into a running one.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
+use std::num::NonZero;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dorm_sys::btrfs;
 use dorm_sys::cgroup::{Group, GroupLimits};
 use dorm_sys::process::Process;
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::process::Signal;
 
 use super::Container;
@@ -15,6 +20,7 @@ use super::spare::Spares;
 use crate::criu::manifest::{Manifest, Pages, Unusable};
 use crate::criu::{Criu, LENT, Talk};
 use crate::host::image::{Still, Unfinished};
+use crate::host::large_pages::LargePages;
 use crate::host::{LiveBox, ended, netns_of, record_of};
 use crate::launch::{self, Job};
 use crate::network::Owned;
@@ -23,6 +29,10 @@ use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, Result};
 /// How long a box goes on whose state of the moment cannot be saved: twice as long each time, up to the last.
 const MOMENT: Duration = Duration::from_millis(50);
 const LAST_MOMENT: Duration = Duration::from_millis(1600);
+/// Enough for some gigabytes that are in the page cache.
+const LARGE_PAGES_FOR: Duration = Duration::from_secs(2);
+/// What is left to do when a box is back, until whoever waits for it knows.
+const TOLD_WITHIN: Duration = Duration::from_millis(5);
 /// How long a process that was killed may take to be gone.
 const REAPED_WITHIN: Duration = Duration::from_secs(1);
 
@@ -54,6 +64,8 @@ impl Container {
         let criu = self.criu()?;
         let failed = || EngineError::io("cannot write the memory image");
         let home = self.host.pool.home_path(&live.id);
+        // Of an image that was given up before the box went on. They would be in the way of the same ones.
+        crate::criu::forget(&home, &live.take_names());
         let began = Instant::now();
         let (mut moment, mut talk) = (MOMENT, Talk::Errors);
         let (unfinished, names) = loop {
@@ -108,16 +120,39 @@ impl Container {
                 .map_err(Unusable::into_error)?
         };
         let guest = self.host.guest_in(&manifest, spec)?;
-        let work = tempfile::Builder::new()
-            .prefix("restore-")
-            .tempdir_in(&self.host.work);
-        let work = work.map_err(EngineError::io("cannot make a directory for criu"))?;
-        Still::mark(image).map_err(EngineError::io("cannot mark the memory image as untouched"))?;
-        let check = Check::begin(pages);
-        let come = self.bring_back(criu, spec, &manifest.guest_hash, guest, image, work.path(), check);
-        let restored = self.host.occupy(spec, come).await;
-        // Only now: a launcher that starts takes a core, and who waits for a wake is in a hurry.
-        self.all_spares().for_each(Spares::refill);
+        let attempt = async |pages: Pages, in_large_pages: bool| {
+            if Still::is_marked(image) {
+                crate::criu::lay_ghosts(&self.host.pool.home_path(&spec.id), image);
+            }
+            Still::mark(image).map_err(EngineError::io("cannot mark the memory image as untouched"))?;
+            let work = tempfile::Builder::new()
+                .prefix("restore-")
+                .tempdir_in(&self.host.work);
+            let work = work.map_err(EngineError::io("cannot make a directory for criu"))?;
+            let (check, hash) = (Check::begin(pages), &manifest.guest_hash);
+            let come = self.bring_back(
+                criu,
+                spec,
+                hash,
+                guest.clone(),
+                image,
+                work.path(),
+                check,
+                in_large_pages,
+            );
+            self.host.occupy(spec, come).await
+        };
+        let has_room = manifest.size() <= spec.limits.memory / 2;
+        let restored = match attempt(pages.clone(), has_room).await {
+            Err(EngineError::Io { source, .. })
+                if has_room && source.kind() == ErrorKind::OutOfMemory && Still::is_marked(image) =>
+            {
+                attempt(pages, false).await
+            }
+            restored => restored,
+        };
+        // A launcher that starts takes a core, and who waits for a wake is in a hurry.
+        self.all_spares().for_each(|spares| spares.refill_in(TOLD_WITHIN));
         restored
     }
 
@@ -134,6 +169,7 @@ impl Container {
         image: &Path,
         work: &Path,
         mut check: Check,
+        in_large_pages: bool,
     ) -> Result<(LiveBox, BoxRecord)> {
         let began = Instant::now();
         let (limits, volumes) = (
@@ -170,18 +206,27 @@ impl Container {
             let netns = Arc::new(netns);
             network.connect(&spec.id, spec.slot, &netns, Owned::Every).await?;
             let connected = began.elapsed();
-            restoring.memory().await?;
+            match in_large_pages {
+                true => within_moment(restoring.memory()).await?,
+                false => restoring.memory().await?,
+            }
             let memory = began.elapsed();
             // Nothing of the box has run yet.
             if let Err(why) = check.verdict().await {
                 restoring.give_up().await;
                 return Err(why.into_error());
             }
+            if in_large_pages && fills(&group, &limits) {
+                restoring.give_up().await;
+                return Err(too_large());
+            }
             let checked = began.elapsed();
             network.inside().disown_others(netns).await?;
             renew(pid, &spec.hostname).map_err(EngineError::io("cannot give the box its identity"))?;
             // All of its processes are there. What they may take of memory has to wait until CRIU's is gone.
-            let limited = group.limit_processes(limits.pids);
+            let limited = group
+                .limit_processes(limits.pids)
+                .and_then(|()| group.limit_processors(limits.cpu_millis));
             limited.map_err(EngineError::io("cannot give the box its limits"))?;
             // The last step before it runs: a daemon that dies earlier takes CRIU, and with it the box, along.
             Still::unmark(image).map_err(EngineError::io("cannot mark the memory image as used"))?;
@@ -198,6 +243,9 @@ impl Container {
                 // It is a child of the daemon's, and CRIU has ended it.
                 if let Some(first) = first {
                     let _ = tokio::time::timeout(REAPED_WITHIN, ended(&first)).await;
+                }
+                if in_large_pages && group.stats().is_ok_and(|stats| stats.oom_kills > 0) {
+                    return Err(too_large());
                 }
                 // Memory that is damaged, or could not be read, explains whatever else went wrong.
                 return Err(check.verdict().await.err().map_or(error, Unusable::into_error));
@@ -219,9 +267,62 @@ impl Container {
     }
 }
 
+/// Bytes on disk of files that the group has open and that have no name any more: CRIU copies them into the image.
+pub(super) fn files_without_names(group: &Group) -> std::io::Result<u64> {
+    let mut sizes = BTreeMap::new();
+    for pid in group.processes()? {
+        // One that has ended has none.
+        let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else {
+            continue;
+        };
+        for link in open.flatten() {
+            // It leads to the file itself, whatever the box has put in the place of its name.
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            let Ok(file) = rustix::fs::open(link.path(), flags, Mode::empty()) else {
+                continue;
+            };
+            let found = rustix::fs::fstat(&file)?;
+            let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+            // What is in memory alone counts as that.
+            if is_file && found.st_nlink == 0 && btrfs::is_btrfs(file.as_fd())? {
+                sizes.insert((found.st_dev, found.st_ino), found.st_blocks as u64 * 512);
+            }
+        }
+    }
+    Ok(sizes.into_values().sum())
+}
+
+/// Has large pages while memory is read; not while a disk is slow, as they are everybody's.
+async fn within_moment<T>(reading: impl Future<Output = T>) -> T {
+    let mut reading = std::pin::pin!(reading);
+    let large = LargePages::hold();
+    match tokio::time::timeout(LARGE_PAGES_FOR, &mut reading).await {
+        Ok(read) => read,
+        Err(_) => {
+            drop(large);
+            reading.await
+        }
+    }
+}
+
+/// In large pages, memory takes more of it than it did.
+fn too_large() -> EngineError {
+    EngineError::io("the box has too little memory for large pages")(ErrorKind::OutOfMemory.into())
+}
+
+/// Whether a box that came back in large pages is close to its limit, which it was not when its memory was saved.
+fn fills(group: &Group, limits: &GroupLimits) -> bool {
+    let taken = group.memory_in_no_file();
+    taken.is_ok_and(|taken| limits.memory > 0 && taken > limits.memory / 4 * 3)
+}
+
 /// What a box that was at its limits and CRIU, which brings it back within its group, take together. Nothing of the box runs meanwhile.
 fn with_room(limits: &GroupLimits) -> GroupLimits {
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let all = u32::try_from(processors).unwrap_or(u32::MAX).saturating_mul(1000);
     GroupLimits {
+        // Whoever waits for a wake waits for CRIU, whose work is not the box's.
+        cpu_millis: limits.cpu_millis.max(all),
         // Processes that have ended but lead a session come back for a moment.
         pids: limits.pids.saturating_mul(2).saturating_add(64),
         memory: limits

@@ -39,10 +39,12 @@ impl Container {
         let failed = || EngineError::io("cannot prepare the container engine");
         let filter = SystemCallFilter::compile().map_err(failed())?.to_bytes();
         let (data, launcher) = (config.data.clone(), config.launcher.clone());
+        let cgroups = host.cgroups.clone();
         let criu = tokio::task::spawn_blocking(move || {
             let canonical = std::fs::canonicalize(&data).unwrap_or_else(|_| data.clone());
             let places = [canonical.join("images"), canonical.join("tmp")];
-            crate::criu::orphans::wait(&places);
+            let held = |id: &str| cgroups.group(id).stats().map_or(0, |stats| stats.memory);
+            crate::criu::orphans::wait(&places, held);
             crate::criu::find(&data, &launcher)
         })
         .await;
@@ -97,6 +99,12 @@ impl Kind for Container {
 
     async fn recover(&self, spec: &BoxSpec, image: &Path) -> Result<Option<BoxRecord>> {
         self.recover_box(spec, image).await
+    }
+
+    fn image_size(&self, live: &LiveBox) -> Result<u64> {
+        let nameless = checkpoint::files_without_names(&live.group);
+        let nameless = nameless.map_err(EngineError::io("cannot measure the box's open files"))?;
+        Ok(live.memory_in_no_file()? + nameless)
     }
 
     async fn dump(&self, live: &LiveBox, image: &Path) -> Result<Dumped> {

@@ -159,8 +159,13 @@ impl Spares {
 
     /// Makes ready what is missing, in the background.
     pub(super) fn refill(self: &Arc<Self>) {
+        self.refill_in(Duration::ZERO);
+    }
+
+    pub(super) fn refill_in(self: &Arc<Self>, time: Duration) {
         let spares = Arc::clone(self);
         tokio::spawn(async move {
+            tokio::time::sleep(time).await;
             loop {
                 let _alone = spares.refilling.lock().await;
                 if spares.closed.load(Ordering::SeqCst) || spares.ready().len() >= spares.part.count() {

@@ -10,9 +10,16 @@ use rustix::process::Signal;
 
 use super::manifest::{Manifest, Unusable};
 use super::{Criu, Talk};
+use crate::host::large_pages::LargePages;
 use crate::host::{ended, instance};
 use crate::launch::{Job, Launcher, Spec};
 use crate::{EngineError, Id, Result};
+
+/// Does `work` as a restore does, where it can be: with memory in large pages.
+pub fn in_large_pages<T>(work: impl FnOnce() -> T) -> T {
+    let _large = LargePages::hold();
+    work()
+}
 
 /// For boxes and images of the daemon whose data directory is `data`.
 #[derive(Debug, Clone)]
@@ -104,17 +111,18 @@ impl Bare {
         Ok(took)
     }
 
-    /// Brings back the box of an image, without network, limits or a look at its checksums, and ends it. Measured is CRIU
+    /// Brings back the box of an image in large pages, without network, limits or a look at its checksums, and ends it. Measured is CRIU
     /// alone, from its start until the box runs; its stage is set while it starts.
     pub async fn restore(&self, id: &Id, image: &Path) -> Result<Duration> {
         let criu = self.criu()?;
         let failed = || EngineError::io("cannot start criu");
         let (manifest, _) = Manifest::open(image).map_err(Unusable::into_error)?;
         let work = tempfile::tempdir().map_err(failed())?;
-        let waiting = self.launcher().await?.become_criu(criu.job(0, false)).await;
-        let (waiting, hand) = (waiting.map_err(failed())?, self.launcher().await?);
+        let (program, hand) = (self.launcher().await?, self.launcher().await?);
+        let began = Instant::now();
+        let waiting = program.become_criu(criu.job(0, false)).await;
+        let waiting = waiting.map_err(failed())?;
         let restored = async {
-            let began = Instant::now();
             let spec = Spec {
                 volumes: Vec::new(),
                 home: self.data.join("pool/homes").join(id.as_str()),
@@ -126,9 +134,11 @@ impl Bare {
                 },
             };
             hand.stage(&spec).await.map_err(failed())?;
+            let large = LargePages::hold();
             let restoring = criu.restore(&waiting.socket, &[], image, work.path()).await?;
             restoring.namespaces().await?;
             restoring.memory().await?;
+            drop(large);
             let pid = restoring.finish().await?;
             Ok((pid, began.elapsed()))
         }

@@ -45,7 +45,7 @@ struct FileEntry {
 }
 
 /// The files with the memory of an image, not compared yet.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Pages {
     image: PathBuf,
     /// The largest last.
@@ -315,6 +315,18 @@ mod tests {
         assert_eq!(manifest.guest_hash, "guest");
         assert_eq!(pages.files.len(), 2);
         pages.verify().unwrap();
+    }
+
+    #[test]
+    fn an_image_tells_what_it_was_made_with() {
+        let (_root, image) = image();
+        let text = fs::read_to_string(image.join(NAME)).unwrap();
+        let told: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        assert_eq!(
+            (&told["kernel"], &told["criu"], &told["guest_hash"]),
+            (&kernel.trim().into(), &"4.2".into(), &"guest".into())
+        );
     }
 
     fn flip(file: &Path) {

@@ -9,7 +9,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use dorm_sys::breakpoint::Ready;
 use dorm_sys::cgroup::Group;
+use tokio::task::JoinHandle;
 
 use crate::launch::{self, Job, Launcher};
 use crate::packet::PacketSocket;
@@ -27,7 +29,7 @@ mod rpc;
 
 pub use find::find;
 pub(crate) use find::{is_self_test, self_test_process};
-pub(crate) use names::{forget, release};
+pub(crate) use names::{forget, has_names, lay_ghosts, release};
 
 /// CRIU would wait seconds for such a process, which cannot stop before its child has gone on.
 pub(crate) const LENT: &str = "waits for a child that has yet to execute its program";
@@ -146,6 +148,7 @@ impl Criu {
         let owner =
             dorm_sys::namespace::open(pid, "user").and_then(|ns| dorm_sys::namespace::owner(ns.as_fd()));
         let user = owner.map_err(failed())?;
+        let _breakpoints = breakpoints();
         let launcher = Launcher::start(launcher, Vec::new(), None)
             .await
             .map_err(failed())?;
@@ -212,6 +215,7 @@ impl Criu {
         work: &'a Path,
     ) -> Result<Restoring<'a>> {
         let failed = || EngineError::io("cannot start criu");
+        let breakpoints = breakpoints();
         let directory = File::open(images).map_err(failed())?;
         let work_directory = File::open(work).map_err(failed())?;
         let mut options = rpc::Options::new(directory.as_fd(), work_directory.as_fd());
@@ -226,6 +230,7 @@ impl Criu {
             call,
             work,
             _open: [directory, work_directory],
+            _breakpoints: breakpoints,
         })
     }
 
@@ -240,7 +245,8 @@ impl Criu {
     }
 
     fn reason(&self, work: &Path, refused: rpc::Refused) -> String {
-        let log = std::fs::read_to_string(work.join(LOG)).unwrap_or_default();
+        let log = std::fs::read(work.join(LOG)).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
         let reason = rpc::errors(&log).unwrap_or(match refused {
             rpc::Refused::No(reason) if reason.is_empty() => "criu gave no reason".to_owned(),
             rpc::Refused::No(reason) => reason,
@@ -288,6 +294,11 @@ impl Criu {
     }
 }
 
+/// CRIU sets them in processes that it reads or brings back. The kernel gets ready for that while CRIU does everything before.
+fn breakpoints() -> JoinHandle<Option<Ready>> {
+    tokio::task::spawn_blocking(|| Ready::make().ok())
+}
+
 /// A restore under way.
 pub(crate) struct Restoring<'a> {
     criu: &'a Criu,
@@ -295,6 +306,7 @@ pub(crate) struct Restoring<'a> {
     work: &'a Path,
     /// CRIU opens them through this process.
     _open: [File; 2],
+    _breakpoints: JoinHandle<Option<Ready>>,
 }
 
 impl Restoring<'_> {

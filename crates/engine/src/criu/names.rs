@@ -2,9 +2,12 @@
 //! that it makes beside the lost one, and takes that away again if the processes are to go on. An image needs it, so it
 //! is made again before they do.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
 use prost::Message;
@@ -100,6 +103,11 @@ pub(crate) fn forget(home: &Path, names: &[PathBuf]) {
     }
 }
 
+/// Whether the image in `images` has names in its home, as far as can be told.
+pub(crate) fn has_names(images: &Path) -> bool {
+    linked(images).is_ok_and(|names| !names.is_empty())
+}
+
 /// Takes away the names that the image in `images` has in `home`. A name that is the only one of its file is none of those: it
 /// came later, and is the box's own.
 pub(crate) fn release(home: &Path, images: &Path) {
@@ -123,11 +131,29 @@ pub(crate) fn release(home: &Path, images: &Path) {
     }
 }
 
+/// Takes away the files that a CRIU which was killed in a restore has made in `home`, for those of the image that are open and have no name.
+/// CRIU makes them beside the lost name, has them opened, and removes them; the next would find them in its way.
+pub(crate) fn lay_ghosts(home: &Path, images: &Path) {
+    match ghosts(images) {
+        Ok(ghosts) if ghosts.is_empty() => {}
+        Ok(ghosts) => forget(home, &ghosts),
+        Err(error) => {
+            tracing::debug!(image = %images.display(), %error, "files of a restore that was broken off may be left");
+        }
+    }
+}
+
+const NAMED: i32 = 0;
+const GHOST: i32 = 1;
+
 #[derive(Clone, PartialEq, Message)]
 struct Remap {
+    /// The file that was opened.
+    #[prost(uint32, required, tag = "1")]
+    opened: u32,
+    /// What it is now: another file, or the number of a ghost.
     #[prost(uint32, required, tag = "2")]
     file: u32,
-    /// 0 is a name.
     #[prost(int32, optional, tag = "3")]
     kind: Option<i32>,
 }
@@ -142,26 +168,52 @@ struct FileEntry {
 
 #[derive(Clone, PartialEq, Message)]
 struct RegularFile {
-    #[prost(string, required, tag = "6")]
-    name: String,
+    /// CRIU's own type for it is a string, and a path of Linux need not be one.
+    #[prost(bytes = "vec", required, tag = "6")]
+    name: Vec<u8>,
 }
 
 /// Where the files with such names are, below the box's root.
 fn linked(images: &Path) -> io::Result<Vec<PathBuf>> {
-    let remaps: Vec<Remap> = entries(&images.join("remap-fpath.img"))?;
-    let named: Vec<u32> = remaps
-        .iter()
-        .filter(|remap| remap.kind() == 0)
-        .map(|r| r.file)
-        .collect();
-    if named.is_empty() {
-        return Ok(Vec::new());
+    let remaps = remaps(images, NAMED)?;
+    let named = names_of(images, remaps.iter().map(|remap| remap.file))?;
+    Ok(named.into_values().collect())
+}
+
+/// The names that CRIU may give to ghosts while it restores, below the box's root.
+fn ghosts(images: &Path) -> io::Result<Vec<PathBuf>> {
+    let remaps = remaps(images, GHOST)?;
+    let opened = names_of(images, remaps.iter().map(|remap| remap.opened))?;
+    // Where folders have gone with the lost name, they are in the next one above that is there.
+    let names = |remap: &Remap| {
+        let lost = opened.get(&remap.opened)?;
+        let mut name = lost.file_name()?.to_owned();
+        name.push(format!(".cr.{:x}.ghost", remap.file));
+        Some(lost.ancestors().skip(1).map(move |folder| folder.join(&name)))
+    };
+    Ok(remaps.iter().filter_map(names).flatten().collect())
+}
+
+fn remaps(images: &Path, kind: i32) -> io::Result<Vec<Remap>> {
+    let mut remaps: Vec<Remap> = entries(&images.join("remap-fpath.img"))?;
+    remaps.retain(|remap| remap.kind() == kind);
+    Ok(remaps)
+}
+
+/// The names of files by their numbers.
+fn names_of(images: &Path, numbers: impl Iterator<Item = u32>) -> io::Result<BTreeMap<u32, PathBuf>> {
+    let numbers: BTreeSet<u32> = numbers.collect();
+    if numbers.is_empty() {
+        return Ok(BTreeMap::new());
     }
     let files: Vec<FileEntry> = entries(&images.join("files.img"))?;
-    let regular = files.into_iter().filter(|file| named.contains(&file.id));
-    Ok(regular
-        .filter_map(|file| file.regular)
-        .map(|file| PathBuf::from(file.name.trim_start_matches('/')))
+    let wanted = files.into_iter().filter(|file| numbers.contains(&file.id));
+    Ok(wanted
+        .filter_map(|file| {
+            let path = PathBuf::from(OsString::from_vec(file.regular?.name));
+            let inside = path.strip_prefix("/").map(Path::to_owned).unwrap_or(path);
+            Some((file.id, inside))
+        })
         .collect())
 }
 
@@ -190,6 +242,9 @@ fn entries<T: Message + Default>(path: &Path) -> io::Result<Vec<T>> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     fn write<T: Message>(path: &Path, messages: &[T]) {
@@ -202,17 +257,21 @@ mod tests {
         std::fs::write(path, bytes).unwrap();
     }
 
-    fn image(folder: &Path, names: &[&str]) {
-        let numbered = || names.iter().enumerate().map(|(id, name)| (id as u32, *name));
-        let remap = |(file, _): (u32, &str)| Remap { file, kind: None };
+    fn image<N: AsRef<[u8]>>(folder: &Path, names: &[N]) {
+        let numbered = || names.iter().enumerate().map(|(id, name)| (id as u32, name));
+        let remap = |(file, _): (u32, &N)| Remap {
+            opened: 1000 + file,
+            file,
+            kind: None,
+        };
         write(
             &folder.join("remap-fpath.img"),
             &numbered().map(remap).collect::<Vec<_>>(),
         );
-        let file = |(id, name): (u32, &str)| FileEntry {
+        let file = |(id, name): (u32, &N)| FileEntry {
             id,
             regular: Some(RegularFile {
-                name: name.to_owned(),
+                name: name.as_ref().to_owned(),
             }),
         };
         write(
@@ -258,6 +317,52 @@ mod tests {
     }
 
     #[test]
+    fn names_need_not_be_utf_8() {
+        let (home, images) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let folder = home.path().join(OsStr::from_bytes(b"gr\xfc\xdfe"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("link_remap.1"), "content").unwrap();
+        std::fs::hard_link(folder.join("link_remap.1"), home.path().join("other")).unwrap();
+        image(
+            images.path(),
+            &[&b"/gr\xfc\xdfe/link_remap.1"[..], b"/elsewhere/\xff"],
+        );
+        assert!(has_names(images.path()));
+        let held = Names::hold(home.path(), images.path()).unwrap();
+        assert_eq!(held.0.len(), 1);
+        release(home.path(), images.path());
+        assert!(!folder.join("link_remap.1").exists() && home.path().join("other").exists());
+    }
+
+    #[test]
+    fn what_a_killed_restore_has_made_goes_and_nothing_else() {
+        let (home, images) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let opened = |id, name: &[u8]| FileEntry {
+            id,
+            regular: Some(RegularFile { name: name.to_vec() }),
+        };
+        let ghost = |opened, file| Remap {
+            opened,
+            file,
+            kind: Some(GHOST),
+        };
+        let files = [opened(7, b"/log"), opened(8, b"/work/tree/that/is/gone/data")];
+        write(&images.path().join("files.img"), &files);
+        let remaps = [ghost(7, 0x1a), ghost(8, 0x1c)];
+        write(&images.path().join("remap-fpath.img"), &remaps);
+        std::fs::create_dir_all(home.path().join("work/tree")).unwrap();
+        let kept = ["log", "log.cr.1b.ghost", "work/data"];
+        let made = ["log.cr.1a.ghost", "work/tree/data.cr.1c.ghost"];
+        for name in kept.iter().chain(&made) {
+            std::fs::write(home.path().join(name), "content").unwrap();
+        }
+        assert!(!has_names(images.path()));
+        lay_ghosts(home.path(), images.path());
+        let left = |name: &&str| home.path().join(name).exists();
+        assert!(kept.iter().all(left) && !made.iter().any(left));
+    }
+
+    #[test]
     fn no_name_leads_out_of_the_home() {
         let (home, images) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::write(images.path().join("link_remap.1"), "").unwrap();
@@ -275,7 +380,7 @@ mod tests {
     #[test]
     fn an_image_without_such_files_needs_nothing() {
         let images = tempfile::tempdir().unwrap();
-        assert!(linked(images.path()).unwrap().is_empty());
+        assert!(!has_names(images.path()));
         std::fs::write(images.path().join("remap-fpath.img"), [0; 10]).unwrap();
         assert!(linked(images.path()).unwrap().is_empty());
         std::fs::write(images.path().join("remap-fpath.img"), [1; 16]).unwrap();

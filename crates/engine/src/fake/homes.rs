@@ -1,19 +1,21 @@
 //! Homes that exist only in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 
 use super::declared;
 use crate::home::tree::Tree;
-use crate::{Debian, EngineError, HomeUsage, Homes, Id, Layer, LogSink, Result, Space};
+use crate::{Debian, EngineError, HomeUsage, Homes, Id, Kept, Layer, LogSink, Result, Space};
 
 #[derive(Default)]
 struct Pool {
     homes: BTreeMap<Id, FakeHome>,
     snapshots: BTreeMap<Id, FakeHome>,
+    /// The image that left nothing in a snapshot.
+    without: BTreeMap<Id, PathBuf>,
     /// To take the place of homes.
     staged: BTreeMap<Id, FakeHome>,
     templates: BTreeSet<Id>,
@@ -102,6 +104,11 @@ impl FakeHomes {
 
     pub fn content(&self, id: &Id) -> Option<String> {
         self.pool().homes.get(id).map(|home| home.content.clone())
+    }
+
+    /// The image without whose traces the snapshot was taken.
+    pub fn taken_without(&self, snapshot: &Id) -> Option<PathBuf> {
+        self.pool().without.get(snapshot).cloned()
     }
 
     pub fn snapshot_count(&self) -> usize {
@@ -229,7 +236,7 @@ impl Homes for FakeHomes {
         })
     }
 
-    async fn snapshot(&self, id: &Id, snapshot: &Id, _memory: bool) -> Result<()> {
+    async fn snapshot(&self, id: &Id, snapshot: &Id, kept: Kept<'_>) -> Result<()> {
         let mut pool = self.pool();
         if let Some(reason) = pool.fail_snapshots.pop() {
             return Err(declared(reason));
@@ -243,6 +250,9 @@ impl Homes for FakeHomes {
             .cloned()
             .ok_or_else(|| EngineError::NoHome(id.clone()))?;
         pool.snapshots.insert(snapshot.clone(), home);
+        if let Kept::Files(Some(image)) = kept {
+            pool.without.insert(snapshot.clone(), image.to_owned());
+        }
         Ok(())
     }
 

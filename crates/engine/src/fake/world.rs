@@ -1,6 +1,7 @@
 //! What an engine without machines knows of its boxes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use tokio::sync::watch;
 
@@ -9,7 +10,7 @@ use crate::{BoxExit, BoxRecord, BoxSpec, EngineError, Id, Isolation, Result};
 #[derive(Default)]
 pub(super) struct World {
     pub(super) boxes: BTreeMap<Id, FakeBox>,
-    pub(super) fail_starts: Vec<String>,
+    pub(super) fail_starts: Vec<EngineError>,
     pub(super) fail_stops: Vec<String>,
     pub(super) fail_freezes: Vec<String>,
     pub(super) fail_thaws: Vec<String>,
@@ -22,6 +23,8 @@ pub(super) struct World {
     /// What homes were converted for.
     pub(super) forms: BTreeMap<Id, Isolation>,
     pub(super) left_out: Vec<String>,
+    /// Images that left nothing in their homes, and the forms that those had then.
+    pub(super) released: Vec<(PathBuf, Isolation)>,
     pub(super) cannot_checkpoint: Option<String>,
     pub(super) starts: u64,
     pub(super) stops: u64,

@@ -17,8 +17,10 @@ use crate::launch::tellable;
 /// A call is answered within a millisecond, unless the sandbox is stuck.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
-/// Longest answer. All are short but that with the stacks, which has some hundred bytes for each task.
-const MAX_ANSWER: usize = 64 << 20;
+/// Longest answer but for that with the stacks, which has some hundred bytes for each task.
+const MAX_ANSWER: usize = 1 << 20;
+const STACKS: &str = "debug.Stacks";
+const MAX_STACKS: usize = 64 << 20;
 /// What the stack of every task's goroutine has in it, and what that of one that is stopped has, whoever has stopped it.
 const TASK: &str = "kernel.(*Task).run(";
 const STOPPED: &str = "kernel.(*Task).doStop(";
@@ -105,7 +107,7 @@ impl Control {
 
     /// Whether no task of the box moves, or can, for now.
     pub(super) async fn all_tasks_stand(&self) -> io::Result<bool> {
-        let stacks = self.call("debug.Stacks", Nothing {}, None).await?;
+        let stacks = self.call(STACKS, Nothing {}, None).await?;
         let stacks = stacks.as_str().unwrap_or_default();
         let mut tasks = stacks
             .split("\n\n")
@@ -145,14 +147,15 @@ impl Control {
         fd: Option<BorrowedFd<'_>>,
     ) -> io::Result<serde_json::Value> {
         let call = serde_json::to_vec(&Call { method, arg })?;
-        let answer = tokio::time::timeout(PATIENCE, self.exchange(&call, fd)).await??;
+        let longest = if method == STACKS { MAX_STACKS } else { MAX_ANSWER };
+        let answer = tokio::time::timeout(PATIENCE, self.exchange(&call, fd, longest)).await??;
         match answer.success {
             true => Ok(answer.result),
             false => Err(io::Error::other(tellable(&answer.err))),
         }
     }
 
-    async fn exchange(&self, call: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<Answer> {
+    async fn exchange(&self, call: &[u8], fd: Option<BorrowedFd<'_>>, longest: usize) -> io::Result<Answer> {
         let mut socket = loop {
             match UnixStream::connect(&self.socket).await {
                 // So many are waiting already that there is no room for one more.
@@ -168,20 +171,55 @@ impl Control {
             return Err(io::ErrorKind::WriteZero.into());
         }
         let mut answer = Vec::new();
+        let mut object = Object::default();
         loop {
-            if socket.read_buf(&mut answer).await? == 0 || answer.len() > MAX_ANSWER {
+            let known = answer.len();
+            if socket.read_buf(&mut answer).await? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            // Only a whole answer ends like this, or else a long one by chance.
-            if !answer.trim_ascii_end().ends_with(b"}") {
-                continue;
+            if answer.len() > longest {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the sandbox talks too much",
+                ));
             }
-            match serde_json::from_slice(&answer) {
-                Err(error) if error.is_eof() => {}
+            if object.ends_in(&answer[known..]) {
                 // An error has words of the answer in it.
-                parsed => return parsed.map_err(|error| io::Error::other(tellable(&error.to_string()))),
+                return serde_json::from_slice(&answer)
+                    .map_err(|error| io::Error::other(tellable(&error.to_string())));
             }
         }
+    }
+}
+
+/// Follows an answer, which is one JSON object, so that it is read once, and when it is whole.
+#[derive(Default)]
+struct Object {
+    depth: usize,
+    in_text: bool,
+    escaped: bool,
+}
+
+impl Object {
+    /// Whether it has come to its end with the next `bytes`.
+    fn ends_in(&mut self, bytes: &[u8]) -> bool {
+        for byte in bytes {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' => self.escaped = self.in_text,
+                b'"' => self.in_text = !self.in_text,
+                _ if self.in_text => {}
+                b'{' => self.depth += 1,
+                b'}' => {
+                    self.depth = self.depth.saturating_sub(1);
+                    if self.depth == 0 {
+                        return true;
+                    }
+                }
+                _ => {}
+            }
+        }
+        false
     }
 }
 
@@ -262,6 +300,33 @@ mod tests {
         assert_eq!(control.worked().await.unwrap(), Duration::from_millis(40));
         let (_folder, control, _server) = answering(r#"{"success":true,"result":{"event":{}}}"#);
         assert!(control.worked().await.is_err());
+    }
+
+    #[test]
+    fn an_answer_ends_with_its_last_brace_however_it_is_cut() {
+        let answer = br#"{"success":true,"err":"a \" and a } and \\","result":{"a":[{}]}}"#;
+        for part in 1..=answer.len() {
+            let mut object = Object::default();
+            let mut parts = answer.chunks(part).map(|bytes| object.ends_in(bytes));
+            assert!(
+                parts.position(|ended| ended) == Some(answer.len().div_ceil(part) - 1),
+                "{part}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn only_stacks_may_be_long() {
+        let long = format!(
+            r#"{{"success":true,"result":"{TASK} {STOPPED} {}"}}"#,
+            "x".repeat(MAX_ANSWER)
+        );
+        let long: &'static str = Box::leak(long.into_boxed_str());
+        let (_folder, control, _server) = answering(long);
+        assert!(control.all_tasks_stand().await.unwrap());
+        let (_folder, control, _server) = answering(long);
+        let error = control.pause().await.unwrap_err();
+        assert_eq!(error.to_string(), "the sandbox talks too much");
     }
 
     #[tokio::test]

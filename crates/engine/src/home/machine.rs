@@ -32,6 +32,9 @@ const DISKS: &str = "disks";
 /// On the root of a home that holds a disk and not the files themselves. Names in a home prove nothing, since a template or a
 /// container may have chosen them; attributes of this kind are beyond the reach of both, and snapshots keep them.
 const MARK: &std::ffi::CStr = c"trusted.dorm.machine";
+/// On the same: how large the disk was made. Its length is for QEMU to choose, and so for whoever has broken out into that. Homes that
+/// earlier versions made have none until they are started.
+const GRANTED: &std::ffi::CStr = c"trusted.dorm.disk";
 /// On the memory of a machine whose disk lacks something that was written in it.
 const UNWRITTEN: &std::ffi::CStr = c"trusted.dorm.unwritten";
 /// How often over a machine's disk and memory may be held, counting what snapshots keep of them. One that meets the limit ends at
@@ -215,6 +218,21 @@ impl Pool {
         .await
     }
 
+    /// As [`Pool::forget_memory_of_machine`], of a home whose files are to be enough without.
+    pub(crate) async fn leave_memory_out(&self, id: &Id) -> Result<()> {
+        let one = id.clone();
+        self.blocking(move |pool| {
+            let home = pool.open_home(&one)?;
+            let lacks = is_marked(&home).and_then(|is_machine| Ok(is_machine && lacks_writes(&home)?));
+            match lacks.map_err(EngineError::io("cannot tell what the machine's disk lacks"))? {
+                true => Err(EngineError::Unwritten),
+                false => Ok(()),
+            }
+        })
+        .await?;
+        self.forget_memory_of_machine(id).await
+    }
+
     /// Removes a memory that nobody will go on with.
     pub(crate) fn forget_memory(&self, id: &Id) -> io::Result<()> {
         remove(&File::open(self.home_path(id))?, MEMORY)
@@ -257,9 +275,10 @@ impl Pool {
         let failed = || self.no_space_or(MAKING);
         let home = self.open_home(id)?;
         if is_marked(&home).map_err(failed())? {
-            let disk = open_file(&home, DISK, OFlags::RDWR).map_err(failed())?;
-            if disk.metadata().map_err(failed())?.len() < size {
-                disk.set_len(size).map_err(failed())?;
+            // Of one that goes on with its memory, nothing may change.
+            if size > 0 {
+                let disk = open_file(&home, DISK, OFlags::RDWR).map_err(failed())?;
+                grow(&home, &disk, size).map_err(failed())?;
             }
             self.limit(&home, id, size).map_err(failed())?;
             return Ok(Found::Machine);
@@ -287,11 +306,10 @@ impl Pool {
     }
 
     fn finish_machine(&self, id: &Id, size: u64) -> Result<()> {
-        let path = self.staged_path(id).join(DISK);
-        let grown = File::options().write(true).open(path).and_then(|disk| {
-            if disk.metadata()?.len() < size {
-                disk.set_len(size)?;
-            }
+        let path = self.staged_path(id);
+        let grown = File::open(&path).and_then(|home| {
+            let disk = File::options().write(true).open(path.join(DISK))?;
+            grow(&home, &disk, size)?;
             disk.sync_all()
         });
         grown.map_err(self.no_space_or(MAKING))?;
@@ -399,9 +417,43 @@ fn is_copy(home: &File) -> io::Result<bool> {
     Ok(btrfs::origin(home.as_fd())?.parent != [0; 16])
 }
 
+/// Makes the disk of a machine's home at least `size` bytes large.
+fn grow(home: &File, disk: &File, size: u64) -> io::Result<()> {
+    let length = disk.metadata()?.len();
+    let before = granted(home)?;
+    let granted = before.unwrap_or(length).max(size);
+    if before != Some(granted) {
+        let text = granted.to_string();
+        rustix::fs::fsetxattr(home, GRANTED, text.as_bytes(), XattrFlags::empty())?;
+    }
+    match length < size {
+        true => disk.set_len(size),
+        false => Ok(()),
+    }
+}
+
+fn granted(home: &File) -> io::Result<Option<u64>> {
+    let mut text = [0; 20];
+    match rustix::fs::fgetxattr(home, GRANTED, &mut text) {
+        Ok(length) => {
+            let size = std::str::from_utf8(&text[..length])
+                .ok()
+                .and_then(|text| text.parse().ok());
+            size.map(Some)
+                .ok_or_else(|| io::Error::other("the home does not say how large its disk is"))
+        }
+        Err(Errno::NODATA) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// How large the disk in a home is, if it is a machine's.
 pub(super) fn disk_size(home: &File) -> io::Result<Option<u64>> {
-    is_marked(home)?.then(|| size_of(home, DISK)).transpose()
+    if !is_marked(home)? {
+        return Ok(None);
+    }
+    let length = size_of(home, DISK)?;
+    Ok(Some(granted(home)?.map_or(length, |granted| granted.min(length))))
 }
 
 /// What the home of an agent that may have `disk` bytes may take in the pool.

@@ -15,9 +15,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use dorm_sys::btrfs;
 
-use crate::{Debian, EngineError, HomeUsage, Homes, Id, LogSink, Result, Space};
+use crate::{Debian, EngineError, HomeUsage, Homes, Id, Kept, LogSink, Result, Space};
 
 mod archive;
+mod beside;
 mod bootstrap;
 mod machine;
 pub mod oci;
@@ -27,6 +28,7 @@ mod snapshot;
 pub mod tree;
 pub mod unpack;
 
+pub(crate) use beside::Room;
 pub use pool::Config;
 use pool::Filesystem;
 
@@ -264,9 +266,13 @@ impl Homes for Pool {
         self.blocking(|pool| pool.filesystem.space()).await
     }
 
-    async fn snapshot(&self, id: &Id, snapshot: &Id, memory: bool) -> Result<()> {
+    async fn snapshot(&self, id: &Id, snapshot: &Id, kept: Kept<'_>) -> Result<()> {
         let (id, snapshot) = (id.clone(), snapshot.clone());
-        self.blocking(move |pool| pool.take_snapshot(&id, &snapshot, memory))
+        let (memory, image) = match kept {
+            Kept::Memory => (true, None),
+            Kept::Files(image) => (false, image.map(Path::to_owned)),
+        };
+        self.blocking(move |pool| pool.take_snapshot(&id, &snapshot, memory, image.as_deref()))
             .await
     }
 

@@ -5,12 +5,14 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use dorm_sys::{btrfs, loopdev::LoopDevice, mount::Detached};
+use rustix::fs::XattrFlags;
 use rustix::mount::MountFlags;
 
+use super::beside::Announced;
 use crate::{EngineError, Result, Space};
 
 #[derive(Debug, Clone)]
@@ -24,6 +26,10 @@ pub struct Config {
 
 /// Room that the pool's own filesystem keeps when the pool file grows.
 const HOST_RESERVE: u64 = 1 << 30;
+/// Of a pool file, whatever room there is.
+const LEAST_SIZE: u64 = 512 << 20;
+/// On a pool file whose disk had room for all of it. From then on nobody is given what it may still take.
+const HAS_ROOM: &std::ffi::CStr = c"trusted.dorm.room";
 
 #[derive(Debug)]
 pub(super) struct Filesystem {
@@ -34,6 +40,9 @@ pub(super) struct Filesystem {
     image: Option<(PathBuf, LoopDevice)>,
     over_itself: bool,
     max_size: u64,
+    /// As where a version of dorm made the pool file that did not look at its disk.
+    may_outgrow_disk: bool,
+    announced: Announced,
 }
 
 impl Filesystem {
@@ -58,6 +67,15 @@ impl Filesystem {
         for name in ["homes", "templates", "snapshots", "volumes"] {
             make_private_dir(&root.join(name))?;
         }
+        let backing = image.as_ref().map(|(image, _)| Backing::of(image)).transpose()?;
+        let may_outgrow_disk = backing.as_ref().is_some_and(|file| !file.had_room);
+        if let Some(file) = backing.filter(|file| file.promised() > file.host_free) {
+            tracing::warn!(
+                pool_may_still_take = file.promised(),
+                free = file.host_free,
+                "the pool file may outgrow its disk"
+            );
+        }
         Ok(Self {
             root,
             directory,
@@ -65,6 +83,8 @@ impl Filesystem {
             image,
             over_itself,
             max_size: config.max_size,
+            may_outgrow_disk,
+            announced: Announced::default(),
         })
     }
 
@@ -99,19 +119,32 @@ impl Filesystem {
     }
 
     fn room_to_grow(&self, image: &Path) -> Result<u64> {
-        let failed = || EngineError::io("cannot measure the pool file");
-        let size = fs::metadata(image).map_err(failed())?.len();
-        let host = rustix::fs::statvfs(image).map_err(|e| failed()(e.into()))?;
-        let used = fs::metadata(image)
-            .map(|m| std::os::unix::fs::MetadataExt::blocks(&m) * 512)
-            .unwrap_or(size);
-        let host_free = (host.f_bavail * host.f_frsize).saturating_sub(HOST_RESERVE);
+        let file = Backing::of(image)?;
+        let host_free = file.host_free.saturating_sub(HOST_RESERVE);
         let limit = if self.max_size == 0 {
             u64::MAX
         } else {
             self.max_size
         };
-        Ok((used + host_free).min(limit).saturating_sub(size))
+        Ok((file.used + host_free).min(limit).saturating_sub(file.size))
+    }
+
+    pub(super) fn announced(&self) -> &Announced {
+        &self.announced
+    }
+
+    /// Bytes that may be written beside the pool file, `None` where there is no such file.
+    pub(super) fn room_beside(&self) -> Result<Option<u64>> {
+        let Some((image, _)) = &self.image else {
+            return Ok(None);
+        };
+        let file = Backing::of(image)?;
+        // Otherwise agents whose pool was made too large could never go to disk.
+        let most = match self.may_outgrow_disk {
+            true => file.host_free / 2,
+            false => u64::MAX,
+        };
+        Ok(Some(file.host_free.saturating_sub(file.promised().min(most))))
     }
 
     /// Grows the pool file by half when less than a fifth of it is free. `true` if it grew.
@@ -160,6 +193,37 @@ impl Filesystem {
     }
 }
 
+/// A pool file, and the filesystem that it lies on.
+struct Backing {
+    size: u64,
+    used: u64,
+    host_free: u64,
+    had_room: bool,
+}
+
+impl Backing {
+    fn of(image: &Path) -> Result<Self> {
+        let failed = || EngineError::io("cannot measure the pool file");
+        let file = fs::metadata(image).map_err(failed())?;
+        Ok(Self {
+            size: file.len(),
+            used: file.blocks() * 512,
+            host_free: free_at(image).map_err(failed())?,
+            had_room: rustix::fs::getxattr(image, HAS_ROOM, &mut [0; 1]).is_ok(),
+        })
+    }
+
+    /// What the pool takes for its own, and nobody has given it yet.
+    fn promised(&self) -> u64 {
+        self.size.saturating_sub(self.used)
+    }
+}
+
+fn free_at(path: &Path) -> io::Result<u64> {
+    let host = rustix::fs::statvfs(path)?;
+    Ok(host.f_bavail * host.f_frsize)
+}
+
 fn make_private_dir(path: &Path) -> Result<()> {
     fs::DirBuilder::new()
         .mode(0o700)
@@ -186,7 +250,9 @@ fn mount_image(config: &Config, root: &Path) -> Result<(PathBuf, LoopDevice)> {
         return Ok((image, device));
     }
     if !image.exists() {
-        make_image(&image, config.initial_size)?;
+        let free = free_at(&config.data).map_err(EngineError::io("cannot measure the disk"))?;
+        let size = first_size(config.initial_size, free);
+        make_image(&image, size, size <= free)?;
     }
     let device = LoopDevice::attach(&image)
         .map_err(EngineError::io("cannot attach the pool file to a loop device"))?;
@@ -201,8 +267,14 @@ fn mount_image(config: &Config, root: &Path) -> Result<(PathBuf, LoopDevice)> {
     Ok((image, device))
 }
 
+/// Of a new pool file. Half of what is free stays for what is beside it, memory images foremost; the pool grows when it has to.
+fn first_size(wanted: u64, free: u64) -> u64 {
+    const MIB: u64 = 1 << 20;
+    wanted.min((free / 2).max(LEAST_SIZE)) / MIB * MIB
+}
+
 /// Makes the pool file under another name first: what is called `pool.img` holds a filesystem.
-fn make_image(image: &Path, size: u64) -> Result<()> {
+fn make_image(image: &Path, size: u64, has_room: bool) -> Result<()> {
     let failed = || EngineError::io("cannot make the pool file");
     let unfinished = image.with_extension("img.new");
     let file = fs::OpenOptions::new()
@@ -222,6 +294,10 @@ fn make_image(image: &Path, size: u64) -> Result<()> {
     if !made.status.success() {
         let text = String::from_utf8_lossy(&made.stderr).trim().to_owned();
         return Err(EngineError::io("mkfs.btrfs failed")(io::Error::other(text)));
+    }
+    if has_room {
+        // Not every filesystem has such attributes.
+        let _ = rustix::fs::fsetxattr(&file, HAS_ROOM, b"1", XattrFlags::empty());
     }
     file.sync_all()
         .and_then(|()| fs::rename(&unfinished, image))
@@ -272,6 +348,19 @@ fn whole_disk(devices: &Path, device: (u32, u32)) -> io::Result<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_new_pool_leaves_half_of_a_small_disk() {
+        let size = |wanted_gib: u64, free_gib: u64| first_size(wanted_gib << 30, free_gib << 30);
+        assert_eq!(size(8, 100), 8 << 30);
+        assert_eq!(size(8, 6), 3 << 30);
+        assert_eq!(size(8, 0), LEAST_SIZE);
+        assert_eq!(
+            first_size((256 << 20) + 1, 1 << 40),
+            256 << 20,
+            "whatever was asked for"
+        );
+    }
 
     #[test]
     fn the_disk_of_a_partition_is_the_one_that_holds_it() {

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use dorm_sys::btrfs;
 
@@ -14,22 +14,35 @@ use crate::{EngineError, Id, Result};
 const UNKNOWN: &str = "cannot tell whether the home changed";
 
 impl Pool {
-    pub(super) fn take_snapshot(&self, id: &Id, snapshot: &Id, memory: bool) -> Result<()> {
+    /// Without memory, also without the names that `image` has in the home.
+    pub(super) fn take_snapshot(
+        &self,
+        id: &Id,
+        snapshot: &Id,
+        memory: bool,
+        image: Option<&Path>,
+    ) -> Result<()> {
         let failed = || self.no_space_or("cannot take the snapshot");
         let home = self.open_home(id)?;
         let into = self.directory("snapshots")?;
         let name = OsStr::new(snapshot.as_str());
-        let whole = memory || !self.is_machine(id)?;
-        if !whole && machine::lacks_writes(&home).map_err(failed())? {
+        let machine = !memory && self.is_machine(id)?;
+        if machine && machine::lacks_writes(&home).map_err(failed())? {
             return Err(EngineError::Unwritten);
         }
+        let image = image.filter(|image| !memory && !machine && crate::criu::has_names(image));
+        let whole = !machine && image.is_none();
         btrfs::snapshot(home.as_fd(), into.as_fd(), name, whole).map_err(failed())?;
         if whole {
             return Ok(());
         }
         let without_memory = || {
-            let kept = File::open(self.filesystem.root.join("snapshots").join(name))?;
-            machine::remove_memories(&kept)?;
+            let path = self.filesystem.root.join("snapshots").join(name);
+            let kept = File::open(&path)?;
+            match image {
+                Some(image) => crate::criu::release(&path, image),
+                None => machine::remove_memories(&kept)?,
+            }
             btrfs::set_read_only(kept.as_fd(), true)
         };
         without_memory().map_err(|e| {

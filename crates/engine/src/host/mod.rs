@@ -23,8 +23,10 @@ use crate::network::{self, Network};
 use crate::{BoxExit, BoxRecord, BoxSpec, BoxStats, EngineError, Id, Isolation, Limits, Result, VolumeMount};
 
 mod adopt;
+mod counters;
 mod freeze;
 pub(crate) mod image;
+pub(crate) mod large_pages;
 mod occupy;
 mod sought;
 mod stop;
@@ -127,6 +129,11 @@ impl LiveBox {
         })
     }
 
+    pub(crate) fn memory_in_no_file(&self) -> Result<u64> {
+        let memory = self.group.memory_in_no_file();
+        memory.map_err(EngineError::io("cannot measure the box's memory"))
+    }
+
     pub(crate) fn take_names(&self) -> Vec<PathBuf> {
         std::mem::take(&mut *self.names.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -137,6 +144,8 @@ impl Host {
         let instance = instance(&config.data);
         let cgroups =
             Hierarchy::open(&format!("dorm-{instance}")).map_err(EngineError::io("cannot use cgroups"))?;
+        counters::raise();
+        large_pages::LargePages::recover();
         let work = config.data.join("tmp");
         let failed = || EngineError::io("cannot prepare the engines");
         std::fs::create_dir_all(&work).map_err(failed())?;

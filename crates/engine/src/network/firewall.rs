@@ -10,8 +10,10 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::process::Stdio;
+use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
 
 use super::{GATEWAY, Range};
 use crate::{EngineError, Result};
@@ -22,6 +24,9 @@ pub(super) const OUT_OF_BOUNDS: &str = "0.0.0.0/8, 10.0.0.0/8, 100.64.0.0/10, 12
 
 /// How fast one box may open connections. The host's table of them is shared, and a box that fills it would cut off all others.
 const NEW_CONNECTIONS: &str = "500/second burst 2000 packets";
+
+/// Far beyond what nft takes. Whoever has to do with the policies of boxes waits for it.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// First characters of the host's interfaces of one daemon's boxes.
 pub(super) fn interface_prefix(instance: &str) -> String {
@@ -152,9 +157,14 @@ pub(super) async fn list(object: &str) -> io::Result<serde_json::Value> {
 }
 
 async fn run(args: &[&str], input: &str) -> io::Result<Vec<u8>> {
-    let mut command = tokio::process::Command::new("nft");
+    let mut nft = Command::new("nft");
+    nft.args(args);
+    output_of(nft, input, LONGEST).await
+}
+
+/// What `command` answers to `input`. One that has not ended within `longest` is killed.
+async fn output_of(mut command: Command, input: &str, longest: Duration) -> io::Result<Vec<u8>> {
     command
-        .args(args)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -162,14 +172,45 @@ async fn run(args: &[&str], input: &str) -> io::Result<Vec<u8>> {
     let mut child = command
         .spawn()
         .map_err(|e| io::Error::new(e.kind(), format!("nft (package nftables): {e}")))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(input.as_bytes()).await?;
-    }
-    let output = child.wait_with_output().await?;
+    let answered = async move {
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(input.as_bytes()).await?;
+        }
+        child.wait_with_output().await
+    };
+    let output = tokio::time::timeout(longest, answered).await.map_err(|_| {
+        let text = format!("nft did not end within {} s, and was killed", longest.as_secs());
+        io::Error::new(io::ErrorKind::TimedOut, text)
+    })??;
     if output.status.success() {
         return Ok(output.stdout);
     }
     Err(io::Error::other(
         String::from_utf8_lossy(&output.stderr).trim().to_owned(),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_program_that_does_not_end_is_ended() {
+        let mut stuck = Command::new("sh");
+        stuck.args(["-c", "exec sleep 4711"]);
+        let error = output_of(stuck, "", Duration::from_millis(1)).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(error.to_string().contains("was killed"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn what_a_program_answers_is_passed_on_and_so_is_why_it_failed() {
+        let long = Duration::from_secs(600);
+        let answer = output_of(Command::new("cat"), "asked", long).await.unwrap();
+        assert_eq!(answer, b"asked");
+        let mut failing = Command::new("sh");
+        failing.args(["-c", "cat >&2; exit 1"]);
+        let error = output_of(failing, "no such table\n", long).await.unwrap_err();
+        assert_eq!(error.to_string(), "no such table");
+    }
 }

@@ -27,8 +27,13 @@ pub(super) struct Gate {
     chains: Arc<Mutex<Chains>>,
 }
 
-/// Boxes that have a chain, by the name of their interface.
-type Chains = HashMap<String, Ipv4Addr>;
+#[derive(Debug, Default)]
+struct Chains {
+    /// Boxes that have one, by the name of their interface.
+    of: HashMap<String, Ipv4Addr>,
+    /// Nobody has heard how the last change ended: the kernel may have it or not.
+    doubtful: bool,
+}
 
 /// An address that a name gave, and for how many seconds it holds.
 pub(super) type Lease = (Ipv4Addr, u64);
@@ -37,13 +42,20 @@ impl Gate {
     /// The gate of a table that is loaded. Finds the chains that an earlier daemon left.
     pub(super) async fn open(instance: &str) -> Result<Self> {
         let table = firewall::table(instance);
-        let found = firewall::list(&format!("map inet {table} policies"))
-            .await
-            .map_err(EngineError::io("cannot read the policies of boxes"))?;
+        let found = read(&table).await?;
         Ok(Self {
-            chains: Arc::new(Mutex::new(chains(&found))),
+            chains: Arc::new(Mutex::new(found)),
             table,
         })
+    }
+
+    /// The chains as the kernel has them, for whoever may change them.
+    async fn chains(&self) -> Result<OwnedMutexGuard<Chains>> {
+        let mut chains = self.chains.clone().lock_owned().await;
+        if chains.doubtful {
+            *chains = read(&self.table).await?;
+        }
+        Ok(chains)
     }
 
     /// Makes `policy` hold for the box with this interface and address, in one step. `kept` are the addresses that its
@@ -55,13 +67,14 @@ impl Gate {
         policy: &Policy,
         kept: Option<&[Lease]>,
     ) -> Result<()> {
-        let chains = self.chains.clone().lock_owned().await;
+        let chains = self.chains().await?;
         let strangers: Vec<String> = chains
+            .of
             .iter()
             .filter(|(of, at)| of.as_str() != interface && **at == address)
             .map(|(of, _)| of.clone())
             .collect();
-        let known = chains.contains_key(interface);
+        let known = chains.of.contains_key(interface);
         let mut rules: String = strangers.iter().map(|of| self.removal(of, address)).collect();
         match policy.is_default() {
             true if known => rules.push_str(&self.removal(interface, address)),
@@ -72,7 +85,8 @@ impl Gate {
             return Ok(());
         }
         let (interface, is_default) = (interface.to_owned(), policy.is_default());
-        let changed = change(chains, rules, move |chains| {
+        let changing = async move { firewall::nft(&rules).await };
+        let changed = change(chains, changing, move |chains| {
             chains.retain(|of, _| !strangers.contains(of));
             if is_default {
                 chains.remove(&interface);
@@ -87,19 +101,30 @@ impl Gate {
 
     /// Removes what there is of the box's policy. The box must not have its interface any more.
     pub(super) async fn remove(&self, interface: &str) {
-        let chains = self.chains.clone().lock_owned().await;
-        let Some(address) = chains.get(interface) else {
-            return;
+        if let Err(error) = self.try_to_remove(interface).await {
+            // Found again by whoever gets the address next.
+            tracing::warn!(
+                error = crate::chain(&error),
+                interface,
+                "a network policy is left"
+            );
+        }
+    }
+
+    async fn try_to_remove(&self, interface: &str) -> Result<()> {
+        let chains = self.chains().await?;
+        let Some(address) = chains.of.get(interface) else {
+            return Ok(());
         };
         let rules = self.removal(interface, *address);
         let of = interface.to_owned();
-        let changed = change(chains, rules, move |chains| {
+        let changing = async move { firewall::nft(&rules).await };
+        let changed = change(chains, changing, move |chains| {
             chains.remove(&of);
         });
-        if let Err(error) = changed.await {
-            // Found again by whoever gets the address next.
-            tracing::warn!(%error, interface, "a network policy is left");
-        }
+        changed
+            .await
+            .map_err(EngineError::io("cannot remove the network policy"))
     }
 
     /// Makes addresses that the names of a box gave reachable for it, unless they are no longer wanted by then.
@@ -212,15 +237,28 @@ impl Gate {
 /// Goes on to its end when nobody waits for it any more: otherwise the kernel might have what `chains` does not tell of.
 async fn change(
     mut chains: OwnedMutexGuard<Chains>,
-    rules: String,
-    then: impl FnOnce(&mut Chains) + Send + 'static,
+    changing: impl Future<Output = std::io::Result<()>> + Send + 'static,
+    then: impl FnOnce(&mut HashMap<String, Ipv4Addr>) + Send + 'static,
 ) -> std::io::Result<()> {
     let changing = tokio::spawn(async move {
-        firewall::nft(&rules).await?;
-        then(&mut chains);
+        chains.doubtful = true;
+        changing.await?;
+        then(&mut chains.of);
+        chains.doubtful = false;
         Ok(())
     });
     changing.await.map_err(std::io::Error::other)?
+}
+
+/// The chains that are there.
+async fn read(table: &str) -> Result<Chains> {
+    let listing = firewall::list(&format!("map inet {table} policies"))
+        .await
+        .map_err(EngineError::io("cannot read the policies of boxes"))?;
+    Ok(Chains {
+        of: chains(&listing),
+        doubtful: false,
+    })
 }
 
 fn list(blocks: &[Block]) -> String {
@@ -237,7 +275,7 @@ fn number(policy: &Policy) -> String {
 }
 
 /// The boxes in nft's listing of the map.
-fn chains(listing: &serde_json::Value) -> Chains {
+fn chains(listing: &serde_json::Value) -> HashMap<String, Ipv4Addr> {
     let objects = listing["nftables"].as_array().into_iter().flatten();
     objects
         .flat_map(|object| object["map"]["elem"].as_array().into_iter().flatten())
@@ -277,13 +315,31 @@ mod tests {
 
     #[tokio::test]
     async fn a_change_that_nobody_waits_for_any_more_is_recorded_all_the_same() {
-        let chains = Arc::new(Mutex::new(Chains::new()));
+        let chains = Arc::new(Mutex::new(Chains::default()));
         let held = chains.clone().lock_owned().await;
-        let changing = change(held, String::new(), |chains| {
+        let slowly = async {
+            tokio::task::yield_now().await;
+            Ok(())
+        };
+        let changing = change(held, slowly, |chains| {
             chains.insert("d1a2babcdefghij".to_owned(), Ipv4Addr::LOCALHOST);
         });
         assert!(changing.now_or_never().is_none());
-        assert_eq!(chains.lock().await.len(), 1);
+        let chains = chains.lock().await;
+        assert!(chains.of.len() == 1 && !chains.doubtful);
+    }
+
+    #[tokio::test]
+    async fn after_a_change_that_failed_nobody_relies_on_what_was_known() {
+        let chains = Arc::new(Mutex::new(Chains::default()));
+        let held = chains.clone().lock_owned().await;
+        let failing = async { Err(std::io::ErrorKind::TimedOut.into()) };
+        let changed = change(held, failing, |chains| {
+            chains.insert("d1a2babcdefghij".to_owned(), Ipv4Addr::LOCALHOST);
+        });
+        changed.await.unwrap_err();
+        let chains = chains.lock().await;
+        assert!(chains.of.is_empty() && chains.doubtful);
     }
 
     #[test]

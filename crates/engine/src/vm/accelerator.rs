@@ -1,6 +1,7 @@
 //! What a machine's instructions are run by, as seen on this host.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -43,7 +44,8 @@ impl Accelerator {
     }
 
     /// The processor that a machine sees: named feature by feature, as neither the host's nor the version of QEMU
-    /// may decide it if a state is to move. It is what distributions call x86-64-v2, and more for cryptography.
+    /// may decide it if a state is to move. It is what distributions call x86-64-v2, and more for cryptography. [`Accelerator::vendor`] is
+    /// what is left.
     pub(super) fn processor(self) -> &'static str {
         match self {
             // The same, and refused on a processor that has less.
@@ -51,6 +53,22 @@ impl Accelerator {
             Self::Tcg => "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+aes,+pclmulqdq,+rdrand",
         }
     }
+
+    /// Whose the machine's processor is, where that is for the host to decide. A kernel that has been told of one does not expect the other.
+    pub(super) fn vendor(self) -> Option<String> {
+        match self {
+            Self::Kvm => vendor_in(BufReader::new(fs::File::open("/proc/cpuinfo").ok()?)),
+            Self::Tcg => None,
+        }
+    }
+}
+
+/// As it is said of each processor.
+fn vendor_in(told: impl BufRead) -> Option<String> {
+    told.lines().map_while(Result::ok).find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == "vendor_id").then(|| value.trim().to_owned())
+    })
 }
 
 /// What a test was done with: another kernel or QEMU may do better.

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use dorm_proto::vm::{Answer, Order};
 use dorm_sys::process::Process;
 
-use super::Vm;
 use super::command::Hardware;
 use super::link::refused;
 use super::reach::{in_time, now_ms, too_late};
 use super::start::entropy;
+use super::{Vm, state};
 use crate::criu::manifest::{Manifest, Unusable};
 use crate::criu::room;
 use crate::host::image::Unfinished;
@@ -22,6 +22,8 @@ use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, Result};
 
 /// The state of the devices, as QEMU writes it.
 pub(super) const STATE: &str = "state";
+/// More than it takes: some 450 KB, whatever the memory, which is in the home.
+pub(super) const STATE_SIZE: u64 = 1 << 20;
 /// [`Hardware`], as JSON.
 pub(super) const HARDWARE: &str = "hardware.json";
 /// How long a machine that has gone on may take to hear who it is. Its guest waits a little longer before it lets the processes go on without.
@@ -40,7 +42,7 @@ impl Vm {
         let hardware = std::fs::read(self.hardware_file(live)).map_err(failed())?;
         let unfinished = Unfinished::make(image).map_err(failed())?;
         std::fs::write(unfinished.0.join(HARDWARE), hardware).map_err(failed())?;
-        let state = File::create_new(unfinished.0.join(STATE)).map_err(failed())?;
+        let file = File::create_new(unfinished.0.join(STATE)).map_err(failed())?;
         // QEMU has to move for this; the machine does not.
         live.thaw()?;
         let saved = async {
@@ -48,7 +50,7 @@ impl Vm {
             if monitor.is_running().await.map_err(cannot)? {
                 return Err(cannot(io::Error::other("the machine does not stand still")));
             }
-            let saved = monitor.save(&state).await;
+            let saved = state::keep(&mut monitor, file).await;
             saved.map_err(|e| room::unsaved(&unfinished.0, e.to_string()))?;
             Ok(monitor.version)
         }
@@ -89,9 +91,12 @@ impl Vm {
         let mut monitor = self.monitor(&launched.live).await?;
         if let Err(error) = monitor.load(&state).await {
             let is_refusal = is_refusal(&launched.live.process, error.kind()).await;
+            let version = monitor.version.clone();
+            // QEMU listens to one at a time, and is asked for the console.
+            drop(monitor);
             let reason = self.explain(&launched, error).await;
             return Err(match is_refusal {
-                true => refusal(manifest.made_by(), &monitor.version, reason),
+                true => refusal(manifest.made_by(), &version, reason),
                 false => failed("was given its state")(reason.into()),
             });
         }

@@ -17,6 +17,9 @@ pub(crate) struct Hardware {
     /// QEMU's name of the machine, with a version: newer ones of QEMU have it, too.
     pub(crate) machine: String,
     pub(crate) accelerator: Accelerator,
+    /// Who made the host's processor, if it was run by that. Unknown of machines of earlier versions.
+    #[serde(default)]
+    pub(crate) vendor: Option<String>,
     pub(crate) processors: u32,
     /// Bytes.
     pub(crate) memory: u64,
@@ -32,6 +35,22 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
+    /// Whether it can go on where machines are run by `here`. Otherwise why not, in words.
+    pub(super) fn runs_by(&self, here: Accelerator) -> Result<(), String> {
+        if self.accelerator == Accelerator::Tcg {
+            return Ok(());
+        }
+        if here != Accelerator::Kvm {
+            return Err("it was saved on a host with KVM, which does not work here".to_owned());
+        }
+        match (&self.vendor, here.vendor()) {
+            (Some(then), Some(now)) if *then != now => Err(format!(
+                "it was saved with KVM on a processor of {then}, and the processor here is one of {now}"
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// With `waiting`, the machine waits for a state to be loaded.
     pub(crate) fn arguments(&self, waiting: bool) -> Vec<String> {
         let accelerator = match self.accelerator {
@@ -135,6 +154,7 @@ mod tests {
         Hardware {
             machine: "pc-q35-7.2".to_owned(),
             accelerator,
+            vendor: None,
             processors: 2,
             memory: 256 << 20,
             modules,
@@ -168,6 +188,31 @@ mod tests {
         }
         let differ = kvm.iter().zip(&tcg).filter(|(a, b)| a != b).count();
         assert_eq!((differ, kvm.len()), (2, tcg.len()));
+    }
+
+    #[test]
+    fn what_kvm_ran_goes_on_with_a_processor_of_the_same_vendor_alone() {
+        let of = |accelerator, vendor: Option<&str>| Hardware {
+            vendor: vendor.map(str::to_owned),
+            ..hardware(accelerator, true)
+        };
+        let (here, known) = (Accelerator::Kvm.vendor(), "TheHostKnowsNoSuchVendor");
+        assert!(here.is_some(), "the host does not say whose its processor is");
+        assert_eq!(
+            of(Accelerator::Kvm, here.as_deref()).runs_by(Accelerator::Kvm),
+            Ok(())
+        );
+        let other = of(Accelerator::Kvm, Some(known));
+        assert!(other.runs_by(Accelerator::Kvm).unwrap_err().contains(known));
+        assert!(
+            of(Accelerator::Kvm, None).runs_by(Accelerator::Kvm).is_ok(),
+            "an earlier version's"
+        );
+        assert!(of(Accelerator::Kvm, None).runs_by(Accelerator::Tcg).is_err());
+        assert_eq!(Accelerator::Tcg.vendor(), None);
+        for here in [Accelerator::Kvm, Accelerator::Tcg] {
+            assert_eq!(of(Accelerator::Tcg, None).runs_by(here), Ok(()));
+        }
     }
 
     #[test]

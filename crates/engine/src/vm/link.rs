@@ -312,9 +312,11 @@ mod tests {
         assert_eq!(unread_here.read_u8().await.unwrap(), b'x');
     }
 
-    #[tokio::test]
-    async fn a_guest_that_pings_ends_the_conversation() {
+    /// Whether a conversation that has a stream open comes to its end when the guest sends `frame`.
+    async fn is_ended_by(frame: &[u8]) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (opened, is_open) = tokio::sync::oneshot::channel();
+        let frame = frame.to_vec();
         let machine = tokio::spawn(async move {
             let mut escape = Escape::default();
             let mut buffer = vec![0; 1000];
@@ -325,17 +327,40 @@ mod tests {
                     break epoch;
                 }
             };
-            let mut bytes = vm::beginning(epoch);
-            vm::escape(&[0, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1], &mut bytes);
+            theirs.write_all(&vm::beginning(epoch)).await.unwrap();
+            is_open.await.unwrap();
+            let mut bytes = Vec::new();
+            vm::escape(&frame, &mut bytes);
             theirs.write_all(&bytes).await.unwrap();
             theirs
         });
         let link = Link::begin(ours).await.unwrap();
+        let _stream = link.stream(&Order::Guest).await.unwrap();
+        opened.send(()).unwrap();
         let _open = machine.await.unwrap();
         while !link.is_over() {
             tokio::task::yield_now().await;
         }
         assert!(link.order(&Order::Sync).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_pings_ends_the_conversation() {
+        is_ended_by(&[0, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1]).await;
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_gives_more_room_than_there_can_be_ends_the_conversation() {
+        is_ended_by(&[0, 1, 0, 0, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff]).await;
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_sends_more_than_there_is_room_for_ends_the_conversation() {
+        let mut frame = vec![0, 0, 0, 0, 0, 0, 0, 1];
+        let much = 256 * 1024 + 1;
+        frame.extend((much as u32).to_be_bytes());
+        frame.resize(frame.len() + much, 0);
+        is_ended_by(&frame).await;
     }
 
     #[tokio::test]

@@ -44,6 +44,7 @@ mod monitor;
 mod qemu;
 mod reach;
 mod start;
+mod state;
 mod volumes;
 
 /// The engine of machines of one daemon.
@@ -162,6 +163,10 @@ impl Kind for Vm {
 
     async fn recover(&self, spec: &BoxSpec, image: &Path) -> Result<Option<BoxRecord>> {
         self.recover_machine(spec, image).await
+    }
+
+    fn image_size(&self, _: &LiveBox) -> Result<u64> {
+        Ok(checkpoint::STATE_SIZE)
     }
 
     async fn dump(&self, live: &LiveBox, image: &Path) -> Result<Dumped> {

@@ -148,7 +148,7 @@ impl Monitor {
         self.execute("cont", json!({})).await.map(drop)
     }
 
-    /// Writes the state of the machine's devices to `file`. Its memory and its disk are in files of their own already.
+    /// Has QEMU write the state of the machine's devices to `file`, which it closes soon after. Its memory and its disk are in files of their own already.
     pub(crate) async fn save(&mut self, file: impl AsFd) -> io::Result<()> {
         let status = self.execute("query-status", json!({})).await?;
         if status["status"] == "postmigrate" {

@@ -14,7 +14,8 @@ use crate::{EngineError, GuestStream, Listening, Result};
 
 /// How long a guest may take to begin a conversation, or to do what it is told, before it is given up.
 const WITHIN: Duration = Duration::from_secs(30);
-/// How long a machine that is about to be stopped may take to hold its processes. Its guest gives its disk thirty seconds of that.
+/// How long a machine that is about to be stopped may take to hold its processes. Its guest gives up after forty seconds, and gives its disk thirty of
+/// them.
 const HELD_WITHIN: Duration = Duration::from_secs(45);
 
 /// How long to wait for a machine that had perhaps nothing to be told.

@@ -31,17 +31,21 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(2);
 /// What QEMU takes beside the machine's memory: code translated at run time, mostly.
 const OWN_MEMORY: u64 = 320 << 20;
-/// QEMU's threads, those that wait for the disk included, and those of the file server.
+/// QEMU's threads, those that wait for the disk included, and those of the file server. Each of the machine's processors is one more.
 const OWN_THREADS: u32 = 256 + 16;
 const LEAST_MEMORY: u64 = 128 << 20;
+/// With more, QEMU's machine needs what it has not by emulation.
+const MOST_PROCESSORS: u32 = 255;
 
 impl Vm {
     pub(super) async fn start_machine(&self, spec: &BoxSpec) -> Result<(LiveBox, BoxRecord)> {
         let qemu = self.usable_qemu()?;
+        let accelerator = qemu.accelerator();
         let hardware = Hardware {
             machine: qemu.machine.clone(),
-            accelerator: qemu.accelerator(),
-            processors: spec.limits.cpu_millis.div_ceil(1000).max(1),
+            accelerator,
+            vendor: accelerator.vendor(),
+            processors: spec.limits.cpu_millis.div_ceil(1000).clamp(1, MOST_PROCESSORS),
             memory: spec.limits.memory.max(LEAST_MEMORY) >> 20 << 20,
             modules: qemu.modules_of(Some(&qemu.kernel_version)).is_ok(),
             kernel: Some(qemu.kernel_version.clone()),
@@ -58,6 +62,7 @@ impl Vm {
             now_ms: now_ms(),
             entropy: entropy(),
             volumes: spec.volumes.iter().map(|volume| volume.path.clone()).collect(),
+            pids: Some(spec.limits.pids),
         };
         self.serve_volumes(&launched.live);
         let booted = async {
@@ -100,10 +105,7 @@ impl Vm {
     ) -> Result<Launched> {
         let pool = &self.host.pool;
         let group = self.group(spec, hardware)?;
-        if hardware.accelerator == Accelerator::Kvm && qemu.accelerator() != Accelerator::Kvm {
-            let reason = "it was saved on a host with KVM, which does not work here";
-            return Err(no_engine(reason.to_owned()));
-        }
+        hardware.runs_by(qemu.accelerator()).map_err(no_engine)?;
         let modules = match hardware.modules {
             true => Some(qemu.modules_of(hardware.kernel.as_deref()).map_err(no_engine)?),
             false => None,
@@ -136,7 +138,7 @@ impl Vm {
         let limits = self.host.group_limits(&spec.limits)?;
         let limits = GroupLimits {
             memory: hardware.memory + OWN_MEMORY,
-            pids: OWN_THREADS,
+            pids: OWN_THREADS + hardware.processors,
             ..limits
         };
         self.host

@@ -21,6 +21,7 @@ mod volumes;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use dorm_proto::boot::BootConfig;
 use tokio::sync::{mpsc, oneshot};
@@ -94,10 +95,12 @@ pub(crate) fn load_later_modules() {
 
 /// Turns the machine off. Everything that was written is on its disk before, in order.
 pub(crate) fn power_off() -> io::Result<()> {
+    /// How long the file server may take for what is under way to volumes.
+    const VOLUMES_WITHIN: Duration = Duration::from_secs(2);
     const FIFREEZE: libc::c_ulong = 0xc004_5877;
     // SAFETY: sync takes nothing and gives nothing.
     unsafe { libc::sync() };
-    volumes::hold();
+    volumes::hold(Instant::now() + VOLUMES_WITHIN);
     // A file system that takes no more writes is as clean as one that was unmounted, which the root never is.
     let frozen = std::fs::File::open("/").and_then(|root| {
         // SAFETY: the request takes an integer, and ignores it.

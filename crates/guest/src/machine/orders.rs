@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dorm_proto::streams::Stream;
 use dorm_proto::vm::{Answer, MAX_MESSAGE, Order};
@@ -16,9 +16,12 @@ use crate::http::Server;
 use crate::log::log;
 use crate::sys;
 
-/// How long a disk may take for what was written, while processes run and again while they are held: together less than the daemon
-/// waits.
+/// How long a disk may take for what was written, while processes run and again while they are held.
 const SYNCED_WITHIN: Duration = Duration::from_secs(15);
+/// How long all may take that is to be done before the machine stands still: less than the daemon waits.
+const STILL_WITHIN: Duration = Duration::from_secs(40);
+/// Listeners that are told of in each table. An answer has room for twice as many.
+const MOST_LISTENERS: usize = 1000;
 
 #[derive(Clone)]
 pub(super) struct Orders {
@@ -59,10 +62,14 @@ impl Orders {
                 now_ms,
                 entropy,
                 volumes,
+                pids,
             } => {
                 identity::reseed(entropy.as_bytes());
                 identity::set_clock(now_ms);
                 identity::set_hostname(&config.hostname);
+                if let Some(pids) = pids {
+                    still::limit(pids);
+                }
                 match identity::set_network(&network).await {
                     Ok(()) => self.boot(*config, volumes).await,
                     Err(e) => Answer::Failed(format!("the network cannot be set up: {e}")),
@@ -92,8 +99,9 @@ impl Orders {
             }
             Order::Clock { now_ms } => {
                 identity::set_clock(now_ms);
-                volumes::go_on();
+                // In this order: a hold that comes in between finds that it is over.
                 still::release();
+                volumes::go_on();
                 Answer::Done
             }
             Order::Sync => stand_still().await,
@@ -110,7 +118,11 @@ impl Orders {
                 Ok(()) => Answer::Done,
                 Err(e) => Answer::Failed(e.to_string()),
             },
-            Order::Listening => Answer::Listening(["/proc/net/tcp", "/proc/net/tcp6"].map(listeners).into()),
+            Order::Listening => {
+                let listening = ["/proc/net/tcp", "/proc/net/tcp6"]
+                    .map(|table| listeners(&std::fs::read_to_string(table).unwrap_or_default()));
+                Answer::Listening(listening.into())
+            }
         };
         let _ = self::answer(&mut stream, &answer).await;
         let _ = stream.shutdown().await;
@@ -138,6 +150,7 @@ impl Orders {
 async fn stand_still() -> Answer {
     // Before anything that takes time: whoever lets the machine go on meanwhile means this hold, too.
     let number = still::draw();
+    let until = Instant::now() + STILL_WITHIN;
     // Most of it while processes run, so that they are not held for long.
     sync().await;
     let held = still::announce(number)
@@ -145,10 +158,19 @@ async fn stand_still() -> Answer {
             .await
             .unwrap_or(false);
     let on_disk = held && sync().await;
+    let quiet = held
+        && still::is_on(number)
+        && tokio::task::spawn_blocking(move || volumes::hold(until))
+            .await
+            .unwrap_or(false);
     if !(held && still::is_on(number)) {
+        volumes::go_on();
         return Answer::Failed("the machine was told to go on meanwhile".into());
     }
-    let _ = tokio::task::spawn_blocking(volumes::hold).await;
+    if !quiet {
+        still::end(Some(number));
+        return Answer::Failed("the file server of the volumes does not answer".into());
+    }
     if on_disk { Answer::Done } else { Answer::Held }
 }
 
@@ -196,13 +218,48 @@ async fn connect(port: u16) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// The head and the listeners of a table of the kernel's, which may have very many connections.
-fn listeners(name: &str) -> String {
-    let table = std::fs::read_to_string(name).unwrap_or_default();
-    let is_listener = |line: &&str| line.split_ascii_whitespace().nth(3) == Some("0A");
-    let head = table.lines().take(1);
-    let kept: Vec<&str> = head
-        .chain(table.lines().skip(1).filter(is_listener).take(1000))
-        .collect();
-    kept.join("\n")
+/// The head and the listeners of a table of the kernel's, which may have very many connections. What follows the state in a line is nobody's
+/// concern.
+fn listeners(table: &str) -> String {
+    let listener = |line: &str| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().take(4).collect();
+        (fields.get(3) == Some(&"0A")).then(|| fields.join(" "))
+    };
+    let head = table.lines().take(1).map(str::to_owned);
+    let found = table.lines().skip(1).filter_map(listener).take(MOST_LISTENERS);
+    head.chain(found).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid";
+
+    fn line(address: &str, state: &str) -> String {
+        let none = "0".repeat(address.len());
+        format!(
+            "   0: {address}:1F90 {none}:0000 {state} 00000000:00000000 00:00000000 00000000  1000        0 1 1 0"
+        )
+    }
+
+    #[test]
+    fn of_listeners_the_port_is_told_and_of_others_nothing() {
+        let table = [HEAD, &line("0100007F", "0A"), &line("0100007F", "01")].join("\n");
+        assert_eq!(
+            listeners(&table),
+            format!("{HEAD}\n0: 0100007F:1F90 00000000:0000 0A")
+        );
+        assert_eq!(listeners(""), "");
+    }
+
+    #[test]
+    fn an_answer_has_room_for_all_listeners_that_are_told_of() {
+        let tables = ["0100007F", "00000000000000000000000001000000"].map(|address| {
+            let all = vec![line(address, "0A"); 2 * MOST_LISTENERS];
+            listeners(&format!("{HEAD}\n{}", all.join("\n")))
+        });
+        let answer = serde_json::to_vec(&Answer::Listening(tables.into())).unwrap();
+        assert!(answer.len() < MAX_MESSAGE / 2, "{}", answer.len());
+    }
 }

@@ -22,7 +22,7 @@ const OF_RUNS: &str = "box";
 const WITHIN: Duration = Duration::from_millis(500);
 /// How long a hold lasts at most, for a stop or an order that may not come; longer than the daemon waits for either. The clock stands still
 /// with the machine.
-const AT_MOST: Duration = Duration::from_secs(150);
+pub(super) const AT_MOST: Duration = Duration::from_secs(150);
 
 /// Where a run joins its group, once there is one.
 static JOIN: OnceLock<CString> = OnceLock::new();
@@ -51,6 +51,15 @@ pub(super) fn set_up() {
             let _ = CString::new(join).map(|join| JOIN.set(join));
         }
         Err(e) => log!("the machine's processes cannot be held: {e}"),
+    }
+}
+
+/// Runs may have `pids` processes and threads from now on. Who is root in the machine can undo it.
+pub(super) fn limit(pids: u32) {
+    let limited = fs::write(Path::new(TREE).join("cgroup.subtree_control"), "+pids")
+        .and_then(|()| fs::write(Path::new(TREE).join(OF_RUNS).join("pids.max"), pids.to_string()));
+    if let Err(e) = limited {
+        log!("the machine's processes are not limited in number: {e}");
     }
 }
 
@@ -122,7 +131,7 @@ pub(super) fn release() {
 }
 
 /// Ends the hold of this number, or whichever there is. Returns whether there was one.
-fn end(of: Option<u64>) -> bool {
+pub(super) fn end(of: Option<u64>) -> bool {
     let mut held = held();
     if of.is_some_and(|number| number != held.number) {
         return false;

@@ -98,8 +98,17 @@ impl IntoResponse for ApiError {
 /// What to do about a disk that is full.
 const MAKE_ROOM: &str = "it is as it was; delete agents, snapshots or templates, or give the data directory more room, and try again";
 
+const START_AGAIN: &str = "its files are as they were; make room if there is none, and try again";
+
 impl From<Trouble> for ApiError {
     fn from(trouble: Trouble) -> Self {
+        if let Trouble::MemoryLost { .. } = trouble {
+            let code = match trouble.is_no_space() {
+                true => Code::NoSpace,
+                false => Code::Internal,
+            };
+            return Self::new(code, trouble.in_full()).hint(START_AGAIN);
+        }
         if trouble.is_no_space() {
             return Self::new(Code::NoSpace, trouble.in_full()).hint(MAKE_ROOM);
         }
@@ -133,7 +142,9 @@ impl From<Trouble> for ApiError {
             ),
             Trouble::Disk { .. } => Self::new(Code::Internal, "").hint("the daemon's log says more"),
             Trouble::Engine { source, .. } => engine_error(source),
-            Trouble::Bug { .. } | Trouble::Injected(_) => Self::new(Code::Internal, ""),
+            Trouble::Bug { .. } | Trouble::Injected(_) | Trouble::MemoryLost { .. } => {
+                Self::new(Code::Internal, "")
+            }
         };
         Self {
             body: ErrorBody {

@@ -1,5 +1,6 @@
 //! `/v1/events` and `/v1/agents/{agent}/events`: a list, or a stream of server-sent events.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -22,7 +23,9 @@ use super::errors::ApiResult;
 use super::extract::{Json, Path, Query};
 use super::state::AppState;
 use super::types::{ErrorBody, Event};
+use crate::lifecycle::Departed;
 use crate::records::{EventRecord, Workspace};
+use crate::store::StoreError;
 
 /// A comment goes out this often, so that dead connections are noticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -62,8 +65,9 @@ async fn of_all(
     Query(query): Query<EventsQuery>,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
+    let mark = state.registry.departures();
     let newest = state.store.newest_events(&workspace, query.most()).await?;
-    answer(state, workspace, None, newest, &query, &headers)
+    answer(state, workspace, None, mark, newest, &query, &headers)
 }
 
 /// What happened to an agent, newest first, or as a stream
@@ -78,15 +82,17 @@ async fn of_one(
     headers: HeaderMap,
 ) -> ApiResult<Response> {
     let agent = state.registry.get(&workspace, &agent)?;
+    let mark = state.registry.departures();
     let newest = state.store.events(&agent.profile.id, query.most()).await?;
     let id = agent.profile.id.clone();
-    answer(state, workspace, Some(id), newest, &query, &headers)
+    answer(state, workspace, Some(id), mark, newest, &query, &headers)
 }
 
 fn answer(
     state: AppState,
     workspace: Workspace,
     agent: Option<Id>,
+    mark: u64,
     newest: Vec<EventRecord>,
     query: &EventsQuery,
     headers: &HeaderMap,
@@ -103,15 +109,15 @@ fn answer(
         return Ok(Json(events).into_response());
     }
     let last_seen = text(http::HeaderName::from_static("last-event-id")).and_then(|id| id.parse().ok());
-    let after = query
-        .after
-        .or(last_seen)
-        .unwrap_or_else(|| match (asked, newest.last()) {
-            (_, None) => 0,
-            (0, Some(newest)) => newest.seq,
-            (_, Some(oldest)) => oldest.seq - 1,
-        });
+    let goes_on = query.after.or(last_seen);
+    let after = goes_on.unwrap_or_else(|| match (asked, newest.last()) {
+        (_, None) => 0,
+        (0, Some(newest)) => newest.seq,
+        (_, Some(oldest)) => oldest.seq - 1,
+    });
     let following = Following {
+        // Whoever goes on may have missed the end of an agent.
+        mark: goes_on.map_or(mark, |_| 0),
         recorded: state.registry.recorded(),
         state,
         workspace,
@@ -128,6 +134,10 @@ fn on_wire(state: &AppState, event: EventRecord) -> Event {
         Some(agent) => agent.profile.name.clone(),
         None => event.agent.to_string(),
     };
+    named(name, event)
+}
+
+fn named(name: String, event: EventRecord) -> Event {
     Event {
         seq: event.seq,
         agent: event.agent,
@@ -145,6 +155,8 @@ struct Following {
     workspace: Workspace,
     agent: Option<Id>,
     after: i64,
+    /// Of agents that are gone, those that have gone since.
+    mark: u64,
     recorded: watch::Receiver<u64>,
 }
 
@@ -153,11 +165,10 @@ impl Following {
     async fn next(mut self) -> Option<(Result<Bytes, Infallible>, Self)> {
         loop {
             self.recorded.borrow_and_update();
-            let store = &self.state.store;
-            let found = store
-                .events_after(&self.workspace, self.agent.as_ref(), self.after, AT_ONCE)
-                .await;
-            let events = match found {
+            let registry = &self.state.registry;
+            // Before its last events are looked for.
+            let is_gone = self.agent.as_ref().is_some_and(|id| registry.by_id(id).is_none());
+            let events = match self.find().await {
                 Ok(events) => events,
                 Err(error) => {
                     tracing::warn!(%error, "a stream of events ends");
@@ -166,14 +177,10 @@ impl Following {
             };
             if let Some(last) = events.last() {
                 self.after = last.seq;
-                let text: String = events.into_iter().map(|event| self.in_text(event)).collect();
+                let text: String = events.iter().map(in_text).collect();
                 return Some((Ok(text.into()), self));
             }
-            if self
-                .agent
-                .as_ref()
-                .is_some_and(|id| self.state.registry.by_id(id).is_none())
-            {
+            if is_gone {
                 return None;
             }
             tokio::select! {
@@ -186,9 +193,33 @@ impl Following {
         }
     }
 
-    fn in_text(&self, event: EventRecord) -> String {
-        let event = on_wire(&self.state, event);
-        let json = serde_json::to_string(&event).expect("an event is plain data");
-        format!("id: {}\nevent: transition\ndata: {json}\n\n", event.seq)
+    /// What comes next, in order.
+    async fn find(&self) -> Result<Vec<Event>, StoreError> {
+        let Self { state, workspace, .. } = self;
+        let agent = self.agent.as_ref();
+        let departed = || state.registry.departed(workspace, agent, self.mark, self.after);
+        let gone_by_now = departed().iter().map(|departed| departed.event.seq).max();
+        let found = state.store.events_after(workspace, agent, self.after, AT_ONCE);
+        let found = found.await?;
+        // What is newer than all that, the next look finds, with what came before it.
+        let newest = found.last().map(|event| event.seq);
+        let end = match found.len() == AT_ONCE as usize {
+            true => newest,
+            false => newest.max(gone_by_now),
+        };
+        let mut events: BTreeMap<i64, Event> = BTreeMap::new();
+        events.extend(found.into_iter().map(|event| (event.seq, on_wire(state, event))));
+        // Once more: whoever has gone meanwhile is among them.
+        for Departed { name, event, .. } in departed() {
+            if Some(event.seq) <= end {
+                events.insert(event.seq, named(name, event));
+            }
+        }
+        Ok(events.into_values().collect())
     }
+}
+
+fn in_text(event: &Event) -> String {
+    let json = serde_json::to_string(event).expect("an event is plain data");
+    format!("id: {}\nevent: transition\ndata: {json}\n\n", event.seq)
 }

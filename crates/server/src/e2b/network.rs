@@ -94,12 +94,12 @@ pub(super) async fn replace(
         .remove("allow_internet_access")
         .and_then(|value| value.as_bool());
     let policy = Policy::read(Some(&Value::Object(body.clone())), internet)?;
-    found.agent.set_network(policy.egress).await?;
     // An agent that is no sandbox has no more settings than this.
-    let Some(sandbox) = &found.sandbox else {
+    let Some(sandbox) = found.sandbox else {
+        found.agent.set_network(policy.egress).await?;
         return Ok(StatusCode::NO_CONTENT);
     };
-    let update = |record: &mut crate::records::SandboxRecord| {
+    let update = move |record: &mut crate::records::SandboxRecord| {
         let mut network = match record.network.take() {
             Some(Value::Object(network)) => network,
             _ => Map::new(),
@@ -113,6 +113,7 @@ pub(super) async fn replace(
         record.network = Some(Value::Object(network));
         record.allow_internet = internet;
     };
-    state.sandboxes.change(sandbox, update).await?;
+    let told = async move { Ok(state.sandboxes.change(&sandbox, update).await?) };
+    found.agent.set_network_and(policy.egress, told).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -84,6 +84,8 @@ pub struct Published {
     pub generation: u64,
     /// It is to be deleted when what is under way has ended.
     pub unwanted: bool,
+    /// Somebody waits for it to run, who need not wait for all of what is under way.
+    pub awaited: bool,
     pub gone: bool,
 }
 
@@ -120,6 +122,7 @@ impl Agent {
             current_box: None,
             generation: 0,
             unwanted: false,
+            awaited: false,
             gone: false,
         };
         Arc::new(Self {
@@ -188,9 +191,9 @@ impl Agent {
         self.come_to_rest_for_good(Request::Hibernate { why }).await
     }
 
-    /// Freezes it unless it is in use by then.
-    pub async fn idle(self: &Arc<Self>, why: String) -> Result<(), Trouble> {
-        self.ask(Request::Idle { why }).await
+    /// Freezes it, unless it is in use by then, or was used after `since`.
+    pub async fn idle(self: &Arc<Self>, why: String, since: Instant) -> Result<(), Trouble> {
+        self.ask(Request::Idle { why, since }).await
     }
 
     /// To disk, unless it was woken meanwhile.
@@ -485,6 +488,11 @@ impl Agent {
     pub(super) fn publish_whether_unwanted(&self, unwanted: bool) {
         self.published
             .send_if_modified(|published| std::mem::replace(&mut published.unwanted, unwanted) != unwanted);
+    }
+
+    pub(super) fn publish_whether_awaited(&self, awaited: bool) {
+        self.published
+            .send_if_modified(|published| std::mem::replace(&mut published.awaited, awaited) != awaited);
     }
 
     pub(super) fn publish_gone(&self) {

@@ -12,9 +12,9 @@ use dorm_engine::{BoxSpec, EngineError, Isolation};
 
 use super::decide::{Request, Rest};
 use super::transition::Setback;
-use super::{Agent, Trouble, stop};
+use super::{Agent, Trouble, images, stop};
 use crate::faults::Point;
-use crate::records::{SnapshotKind, SnapshotRecord, State};
+use crate::records::{BoxChange, Change, SnapshotKind, SnapshotRecord, State, Status, now};
 
 const VERB: &str = "be given another isolation";
 /// Until a machine that was not there yet may be.
@@ -79,6 +79,7 @@ pub(super) async fn convert(
 }
 
 /// Gives the home the form that a box of `spec` runs on, if it has another. Gives what to say of files that had to be left out: mostly nothing.
+/// That is recorded by then.
 pub(super) async fn into_form(agent: &Arc<Agent>, spec: &BoxSpec) -> Result<String, EngineError> {
     let converting = agent.ctx.engine.convert(spec);
     let left_out = match spec.isolation {
@@ -90,7 +91,27 @@ pub(super) async fn into_form(agent: &Arc<Agent>, spec: &BoxSpec) -> Result<Stri
     }
     let what = left_out.join(", ");
     tracing::warn!(agent = %agent.profile.name, what, "not all files could be kept");
-    Ok(format!("; of its files, {what}"))
+    let said = format!("of its files, {what}");
+    tell_at_once(agent, &said).await;
+    Ok(format!("; {said}"))
+}
+
+/// As an event of its own: what comes next may fail, or the daemon may die.
+async fn tell_at_once(agent: &Agent, said: &str) {
+    let under_way = agent.published().status;
+    let status = Status::now(under_way.state, said).following(&under_way);
+    let change = Change {
+        agent: &agent.profile.id,
+        from: under_way.state,
+        to: &status,
+        at: now(),
+        millis: None,
+        box_record: BoxChange::Keep,
+        image: agent.image_as_it_is(),
+    };
+    if let Err(error) = agent.ctx.record(&change).await {
+        tracing::warn!(agent = %agent.profile.name, %error, "what was left out could not be recorded");
+    }
 }
 
 /// Files may take minutes to come out of a machine. If the agent is to be deleted, nobody wants them any more, and the machine is ended, as soon
@@ -125,6 +146,10 @@ async fn unless_unwanted<T>(agent: &Arc<Agent>, converting: impl Future<Output =
 async fn in_place(agent: &Arc<Agent>, to: Isolation) -> Result<String, Trouble> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
     ctx.faults.reach(Point::ConvertBoxGone).await?;
+    if let Some(image) = agent.image() {
+        // It is given up, and no other home would know of what it has left in this one.
+        images::release(agent, &image.id).await;
+    }
     let mut spec = agent.box_spec();
     spec.isolation = to;
     let left_out = into_form(agent, &spec).await.map_err(Trouble::engine(VERB))?;

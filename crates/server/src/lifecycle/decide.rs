@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use dorm_engine::{Id, Isolation};
+use tokio::time::Instant;
 
 pub use super::rest::Rest;
 use crate::records::{Lifetime, SnapshotKind, State};
@@ -22,6 +23,8 @@ pub enum Request {
     /// Nobody seems to use it.
     Idle {
         why: String,
+        /// Since when.
+        since: Instant,
     },
     /// To disk, for good.
     Hibernate {
@@ -83,8 +86,8 @@ pub enum Transition {
     },
     Freeze {
         why: String,
-        /// Only if no request is open when it begins.
-        if_idle: bool,
+        /// Only if nobody has used it since when it begins.
+        if_idle: Option<Instant>,
     },
     /// Writes the memory of a box in standby to disk.
     MakeDurable,
@@ -180,6 +183,8 @@ pub enum Decision {
     Join,
     /// What is under way must end first; then decide again.
     Wait,
+    /// As [`Decision::Wait`], and what is under way leaves off where it can.
+    Hurry,
     /// As [`Decision::Wait`], and whoever else waits is refused.
     Overrule,
     Refuse(Refusal),
@@ -233,14 +238,14 @@ fn at_rest(rest: Rest, lifetime: Lifetime, request: &Request) -> Decision {
 
         (Rest::Running, Request::Pause) => Begin(Transition::Freeze {
             why: "asked to pause".to_owned(),
-            if_idle: false,
+            if_idle: None,
         }),
         (Rest::Standby | Rest::Hibernated, Request::Pause) => Done,
         (Rest::Stopped | Rest::Failed, Request::Pause) => Refuse(Refusal::NothingRuns),
 
-        (Rest::Running, Request::Idle { why }) => Begin(Transition::Freeze {
+        (Rest::Running, Request::Idle { why, since }) => Begin(Transition::Freeze {
             why: why.clone(),
-            if_idle: true,
+            if_idle: Some(*since),
         }),
         (Rest::Stopped | Rest::Standby | Rest::Hibernated | Rest::Failed, Request::Idle { .. }) => Done,
 
@@ -314,7 +319,7 @@ fn at_rest(rest: Rest, lifetime: Lifetime, request: &Request) -> Decision {
 }
 
 fn meanwhile(work: Work, request: &Request) -> Decision {
-    use Decision::{Done, Join, Overrule, Refuse, Wait};
+    use Decision::{Done, Hurry, Join, Overrule, Refuse, Wait};
     match (work, request) {
         // Whoever watches will look again.
         (
@@ -358,9 +363,20 @@ fn meanwhile(work: Work, request: &Request) -> Decision {
             | Request::Stop { .. },
         ) => Refuse(Refusal::BeingDeleted),
 
+        // A wake from standby is a thaw, whatever goes to the disk just then.
+        (Work::MakeDurable, Request::Start | Request::EnsureRunning) => Hurry,
+        (
+            Work::MakeDurable,
+            Request::Pause
+            | Request::Hibernate { .. }
+            | Request::Snapshot { .. }
+            | Request::RollBack { .. }
+            | Request::Convert { .. }
+            | Request::Stop { .. },
+        ) => Wait,
         // A freeze for idleness may be given up, so not even a pause can join it.
         (
-            Work::Freeze | Work::MakeDurable | Work::Snapshot | Work::RollBack | Work::Convert,
+            Work::Freeze | Work::Snapshot | Work::RollBack | Work::Convert,
             Request::Start
             | Request::EnsureRunning
             | Request::Pause

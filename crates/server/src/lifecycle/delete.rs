@@ -37,6 +37,9 @@ pub(super) async fn delete(agent: &Arc<Agent>) -> Result<(), Trouble> {
     ctx.faults.reach(Point::DeleteSnapshotsGone).await?;
     images::remove_all_but(agent, &kept).await;
     ctx.faults.reach(Point::DeleteImagesGone).await?;
+    if let Err(error) = ctx.departures.keep(agent, &*ctx.store).await {
+        tracing::warn!(agent = %agent.profile.name, %error, "whoever follows its events may miss the last");
+    }
     ctx.store.delete_agent(id).await?;
     Ok(())
 }

@@ -146,6 +146,15 @@ impl Driver {
                 }
             }
             Decision::Wait => self.waiting.push_back(asked),
+            Decision::Hurry => {
+                // Whoever came before is served first, and may need what is under way.
+                let reaches =
+                    |earlier: &Asked| matches!(earlier.request, Request::Start | Request::EnsureRunning);
+                if self.waiting.iter().all(reaches) {
+                    self.agent.publish_whether_awaited(true);
+                }
+                self.waiting.push_back(asked);
+            }
             Decision::Overrule => {
                 self.refuse_all(Refusal::BeingDeleted);
                 self.agent.publish_whether_unwanted(true);
@@ -157,6 +166,7 @@ impl Driver {
     fn begin(&mut self, transition: Transition, reply: Option<oneshot::Sender<Answer>>) {
         let work = Work::of(&transition);
         self.agent.publish_whether_unwanted(false);
+        self.agent.publish_whether_awaited(false);
         let recorded = match is_recorded_first(&transition) {
             true => during(&transition),
             false => self.agent.state(),

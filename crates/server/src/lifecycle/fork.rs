@@ -248,8 +248,8 @@ async fn parts(
         Some(inherit(ctx, &memory, snapshot.size, &fork.id, generation).await?)
     } else {
         ctx.engine.release(&fork.id, &memory).await;
-        let forgotten = ctx.engine.forget_memory(&fork.id).await;
-        forgotten.map_err(Trouble::engine(VERB))?;
+        let left_out = ctx.engine.leave_memory_out(&fork.id).await;
+        left_out.map_err(Trouble::engine(VERB))?;
         None
     };
     ctx.faults.reach(Point::ForkImageMade).await?;

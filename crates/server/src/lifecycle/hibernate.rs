@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dorm_engine::Id;
+use dorm_engine::{Dumped, Id, MemoryImage};
 use tokio::time::Instant;
 
 use super::agent::Unsavable;
@@ -39,13 +39,14 @@ async fn save(agent: &Arc<Agent>) -> Result<(), Trouble> {
     agent.ctx.faults.reach(Point::HibernateRecorded).await?;
     agent.port_links.answered().await;
     if agent.current_image().is_none() {
-        keep(agent).await?;
+        keep(agent, Awaited::Waits).await?;
     }
     agent.ctx.faults.reach(Point::HibernateImageRecorded).await?;
     Ok(())
 }
 
-/// The memory of a box in standby goes to disk; the box stays as it is.
+/// The memory of a box in standby goes to disk; the box stays as it is. Whoever reaches for it meanwhile waits for the memory to be
+/// read, and not for the disk.
 pub(super) async fn make_durable(agent: &Arc<Agent>) -> Result<(), Setback> {
     if agent.current_image().is_some() {
         return Ok(());
@@ -53,7 +54,7 @@ pub(super) async fn make_durable(agent: &Arc<Agent>) -> Result<(), Setback> {
     let kept = async {
         // The record must say `standby` before it says that the memory is on disk.
         catch_up(agent).await?;
-        keep(agent).await
+        keep(agent, Awaited::Goes).await
     };
     match kept.await {
         Ok(()) => Ok(()),
@@ -61,10 +62,20 @@ pub(super) async fn make_durable(agent: &Arc<Agent>) -> Result<(), Setback> {
     }
 }
 
+/// Whoever wants the agent to run while its memory goes to disk.
+#[derive(Clone, Copy)]
+enum Awaited {
+    Waits,
+    /// What was read of its memory is given up for that.
+    Goes,
+}
+
 /// Freezes the box and writes its memory, with the generation of the home at the same instant.
-async fn keep(agent: &Arc<Agent>) -> Result<(), Trouble> {
-    let kept = write(agent).await;
-    if let Err(trouble) = &kept {
+async fn keep(agent: &Arc<Agent>, awaited: Awaited) -> Result<(), Trouble> {
+    let kept = write(agent, awaited).await;
+    if let Err(trouble) = &kept
+        && !matches!(trouble, Trouble::InUse)
+    {
         let what = format!("its memory could not be saved: {}", trouble.in_full());
         agent.note_setback(what).await;
         agent.set_unsavable(if trouble.is_about_memory() {
@@ -78,8 +89,9 @@ async fn keep(agent: &Arc<Agent>) -> Result<(), Trouble> {
     kept
 }
 
-async fn write(agent: &Arc<Agent>) -> Result<(), Trouble> {
-    const VERB: &str = "have its memory saved";
+const VERB: &str = "have its memory saved";
+
+async fn write(agent: &Arc<Agent>, awaited: Awaited) -> Result<(), Trouble> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
     agent.can_save().map_err(Trouble::NoImages)?;
     agent.cut_links_for_image().await;
@@ -89,11 +101,13 @@ async fn write(agent: &Arc<Agent>) -> Result<(), Trouble> {
     let path = images::new_path(agent, &image)
         .await
         .map_err(Trouble::disk(VERB))?;
-    let made = ctx
-        .engine
-        .checkpoint(id, &path)
-        .await
-        .map_err(Trouble::engine(VERB))?;
+    let dumped = ctx.engine.dump(id, &path).await;
+    let dumped = dumped.map_err(Trouble::engine(VERB))?;
+    ctx.faults.reach(Point::ImageRead).await?;
+    let made = match awaited {
+        Awaited::Waits => dumped.seal().await.map_err(Trouble::engine(VERB))?,
+        Awaited::Goes => seal_unless_awaited(agent, &image, dumped).await?,
+    };
     // After the image, which may leave names in the home for files that have lost theirs.
     let generation = ctx.homes.generation(id).await;
     let generation = match generation.map_err(Trouble::engine(VERB)) {
@@ -130,4 +144,32 @@ async fn write(agent: &Arc<Agent>) -> Result<(), Trouble> {
         images::discard(agent, &old.id).await;
     }
     Ok(reached?)
+}
+
+/// Names that the image has left in the home go when the box goes on.
+async fn seal_unless_awaited(agent: &Arc<Agent>, image: &Id, dumped: Dumped) -> Result<MemoryImage, Trouble> {
+    let (ctx, id, image) = (agent.ctx.clone(), agent.profile.id.clone(), image.clone());
+    let mut published = agent.subscribe();
+    if published.borrow_and_update().awaited {
+        agent.ctx.tasks.spawn(async move {
+            // That is as many files as there is memory.
+            let _ = tokio::task::spawn_blocking(move || drop(dumped)).await;
+            images::discard_of(&ctx, &id, &image).await;
+        });
+        return Err(Trouble::InUse);
+    }
+    let mut sealing = agent.ctx.tasks.spawn(dumped.seal());
+    tokio::select! {
+        sealed = &mut sealing => match sealed {
+            Ok(sealed) => sealed.map_err(Trouble::engine(VERB)),
+            Err(bug) => Err(Trouble::Bug { verb: VERB, reason: bug.to_string() }),
+        },
+        _ = published.wait_for(|now| now.awaited) => {
+            agent.ctx.tasks.spawn(async move {
+                let _ = sealing.await;
+                images::discard_of(&ctx, &id, &image).await;
+            });
+            Err(Trouble::InUse)
+        }
+    }
 }

@@ -38,11 +38,16 @@ pub(super) async fn new_path_of(ctx: &Context, agent: &Id, image: &Id) -> io::Re
 }
 
 /// Makes the image `to` out of the files of `from`, which both have from then on: images are never
-/// changed, so nothing is copied. It is whole and on disk when this returns.
+/// changed, so nothing is copied. It is whole and on disk when this returns, whoever removes `from` meanwhile.
 pub(super) async fn share(from: &Path, to: &Path) -> io::Result<()> {
     let (from, to) = (from.to_owned(), to.to_owned());
     let shared = tokio::task::spawn_blocking(move || {
-        let linked = link_all(&from, &to).and_then(|()| sync_parent(&to));
+        let mut linked = link_all(&from, &to).and_then(|()| sync_parent(&to));
+        // What is removed loses its name before its files.
+        if !from.exists() {
+            let gone = "the memory has been deleted";
+            linked = Err(io::Error::new(io::ErrorKind::NotFound, gone));
+        }
         if linked.is_err() {
             let _ = std::fs::remove_dir_all(&to);
         }
@@ -137,8 +142,18 @@ pub(super) async fn discard_of(ctx: &Context, agent: &Id, image: &Id) {
     remove(&path_of(ctx, agent, image)).await;
 }
 
+/// See [`share`].
 async fn remove(path: &Path) {
-    match tokio::fs::remove_dir_all(path).await {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".gone");
+    let nameless = path.with_file_name(name);
+    let removed = match tokio::fs::rename(path, &nameless).await {
+        Ok(()) => tokio::fs::remove_dir_all(&nameless).await,
+        // A disk that is full need not have room for another name, and there is to be some.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => tokio::fs::remove_dir_all(path).await,
+        gone => gone,
+    };
+    match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             tracing::warn!(path = %path.display(), %error, "a memory image could not be removed");
         }
@@ -230,4 +245,37 @@ fn list(folder: &Path) -> Vec<(String, PathBuf)> {
     let found = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let named = found.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()));
     named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_made_of_an_image_that_is_removed_meanwhile_is_whole_or_is_not_made() {
+        const FILES: usize = 400;
+        let root = tempfile::tempdir().unwrap();
+        for round in 0..100 {
+            let (from, to) = (
+                root.path().join(format!("from-{round}")),
+                root.path().join(format!("to-{round}")),
+            );
+            std::fs::create_dir(&from).unwrap();
+            for file in 0..FILES {
+                std::fs::write(from.join(format!("a-file-with-a-long-name-{file}")), "").unwrap();
+            }
+            let removed = from.clone();
+            let removing = tokio::spawn(async move { remove(&removed).await });
+            std::thread::sleep(Duration::from_micros(round * 40));
+            let shared = share(&from, &to).await;
+            removing.await.unwrap();
+            match shared {
+                Ok(()) => assert_eq!(list(&to).len(), FILES, "in round {round}"),
+                Err(_) => assert!(!to.exists()),
+            }
+            assert!(list(root.path()).iter().all(|(name, _)| name.starts_with("to-")));
+        }
+    }
 }

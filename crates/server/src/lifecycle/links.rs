@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use dorm_engine::GuestStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -32,16 +33,24 @@ struct Present {
     /// Counts the cuts.
     epoch: u64,
     cut: CancellationToken,
+    /// Streams of connections, numbered.
+    held: BTreeMap<u64, Weak<Held>>,
     /// Requests that are not answered yet, numbered as they came, with when they did.
     asked: BTreeMap<u64, Instant>,
     next: u64,
 }
 
-/// One connection. It is to be closed when `cut` is cancelled.
+/// One connection.
 pub struct Link {
     inner: Arc<Inner>,
-    pub cut: CancellationToken,
+    number: u64,
+    epoch: u64,
+    cut: CancellationToken,
 }
+
+/// The stream of a connection, until that is cut. It ends then whatever its user does: who waits for a client that takes nothing
+/// looks at no stream.
+pub struct Held(Mutex<Option<(Box<dyn GuestStream>, Link)>>);
 
 /// A request, until the head of its answer.
 pub struct Asking {
@@ -49,14 +58,51 @@ pub struct Asking {
     number: u64,
 }
 
+impl Link {
+    /// Cancelled when the connection is cut.
+    pub fn cut_token(&self) -> CancellationToken {
+        self.cut.clone()
+    }
+
+    pub fn hold(self, stream: Box<dyn GuestStream>) -> Arc<Held> {
+        let (inner, number, epoch) = (self.inner.clone(), self.number, self.epoch);
+        let held = Arc::new(Held(Mutex::new(Some((stream, self)))));
+        let was_cut = {
+            let mut present = inner.present();
+            present.held.insert(number, Arc::downgrade(&held));
+            present.epoch != epoch
+        };
+        if was_cut {
+            held.end();
+        }
+        held
+    }
+}
+
+impl Held {
+    /// Does something with the stream, if it is still there.
+    pub fn with<T>(&self, work: impl FnOnce(&mut Box<dyn GuestStream>) -> T) -> Option<T> {
+        self.stream().as_mut().map(|(stream, _)| work(stream))
+    }
+
+    fn stream(&self) -> MutexGuard<'_, Option<(Box<dyn GuestStream>, Link)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self) {
+        let ended = self.stream().take();
+        drop(ended);
+    }
+}
+
 impl Inner {
-    fn present(&self) -> std::sync::MutexGuard<'_, Present> {
+    fn present(&self) -> MutexGuard<'_, Present> {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Links {
-    fn present(&self) -> std::sync::MutexGuard<'_, Present> {
+    fn present(&self) -> MutexGuard<'_, Present> {
         self.0.present()
     }
 
@@ -66,10 +112,14 @@ impl Links {
     }
 
     pub fn open(&self) -> Link {
-        let present = self.present();
+        let mut present = self.present();
+        let number = present.next;
+        present.next += 1;
         self.0.open.fetch_add(1, Ordering::AcqRel);
         Link {
             inner: self.0.clone(),
+            number,
+            epoch: present.epoch,
             cut: present.cut.clone(),
         }
     }
@@ -97,11 +147,17 @@ impl Links {
     /// Returns when all connections are closed.
     pub async fn cut(&self) {
         self.answered().await;
-        let old = {
+        let (old, held) = {
             let mut present = self.present();
             present.epoch += 1;
-            std::mem::take(&mut present.cut)
+            (
+                std::mem::take(&mut present.cut),
+                std::mem::take(&mut present.held),
+            )
         };
+        for stream in held.into_values().filter_map(|held| held.upgrade()) {
+            stream.end();
+        }
         old.cancel();
         let closed = async {
             loop {
@@ -143,6 +199,7 @@ impl Drop for Asking {
 
 impl Drop for Link {
     fn drop(&mut self) {
+        self.inner.present().held.remove(&self.number);
         self.inner.open.fetch_sub(1, Ordering::AcqRel);
         self.inner.closed.notify_one();
     }
@@ -150,6 +207,8 @@ impl Drop for Link {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -170,6 +229,25 @@ mod tests {
         let (_asking, before) = (links.asking(), links.cut_token());
         cutting(&links).await.unwrap();
         assert!(before.is_cancelled(), "it is not waited for any longer");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_is_cut_although_nobody_looks_at_it() {
+        let links = Links::default();
+        let (early, (ours, mut theirs)) = (links.open(), tokio::io::duplex(64));
+        let (late, other) = (links.open(), tokio::io::duplex(64).0);
+        let held = early.hold(Box::new(ours));
+        let begun = Instant::now();
+        let end = tokio::time::timeout(2 * PATIENCE, theirs.read_u8());
+        let (end, ()) = tokio::join!(end, async {
+            // One that is still being made is waited for.
+            tokio::join!(links.cut(), async { drop(late.hold(Box::new(other))) });
+        });
+        let end = end.expect("it is told within the time").unwrap_err();
+        assert_eq!(end.kind(), std::io::ErrorKind::UnexpectedEof);
+        assert_eq!((links.count(), begun.elapsed()), (0, Duration::ZERO));
+        assert!(held.with(|_| ()).is_none());
+        assert!(links.present().held.is_empty());
     }
 
     #[tokio::test(start_paused = true)]

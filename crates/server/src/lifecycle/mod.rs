@@ -37,6 +37,7 @@
 //! - `convert` gives an agent another isolation.
 //! - `snapshot`, `roll_back` and `fork` keep what an agent is, go back to it, and make others of it.
 //! - `go_on` brings back what ran when the last daemon ended.
+//! - `departed` has the last events of agents that are gone, for whoever follows them.
 //! - `lag` records what was done at once: a freeze or thaw waits for no disk.
 //! - [`Links`] are the connections to a guest, which are cut before its memory is saved.
 //! - [`idle`] puts agents to sleep that nobody uses. `hold` keeps them from it, and `sleep` is what each says about it.
@@ -55,6 +56,7 @@ mod convert;
 mod create;
 pub mod decide;
 mod delete;
+mod departed;
 mod driver;
 mod fork;
 mod go_on;
@@ -85,10 +87,11 @@ mod tests;
 
 pub use agent::{Agent, OpenRequest, Published};
 pub use create::Creation;
+pub use departed::Departed;
 pub use fork::NewFork;
-pub use links::{Asking, Link, Links};
+pub use links::{Asking, Held, Link, Links};
 pub use reconcile::ReconcileError;
-pub use registry::{GOES_ON_WITH_THE_NEXT, Parts, Registry};
+pub use registry::{BOX_LEFT, GOES_ON_WITH_THE_NEXT, Parts, Registry};
 pub use roll_back::RolledBack;
 pub use trouble::Trouble;
 pub(crate) use trouble::in_full;

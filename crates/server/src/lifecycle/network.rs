@@ -8,6 +8,8 @@ use dorm_engine::{BoxSpec, EngineError};
 use super::{Agent, Trouble};
 use crate::store::StoreError;
 
+const VERB: &str = "get its network policy";
+
 pub(super) struct Network {
     policy: Mutex<Arc<Policy>>,
     /// Held while a box comes up and while the policy changes, so that no box comes up with an old one.
@@ -30,13 +32,31 @@ impl Agent {
     }
 
     /// Returns when the policy holds, for the box that runs and for all that come.
-    pub async fn set_network(&self, policy: Policy) -> Result<(), Trouble> {
-        let _alone = self.network.order.lock().await;
+    pub async fn set_network(self: &Arc<Self>, policy: Policy) -> Result<(), Trouble> {
+        self.set_network_and(policy, async { Ok(()) }).await
+    }
+
+    /// The same, and `then`, which is a part of the change.
+    pub(crate) async fn set_network_and(
+        self: &Arc<Self>,
+        policy: Policy,
+        then: impl Future<Output = Result<(), Trouble>> + Send + 'static,
+    ) -> Result<(), Trouble> {
+        let agent = Arc::clone(self);
+        let changed = async move {
+            let _alone = agent.network.order.lock().await;
+            agent.apply_network(policy).await?;
+            then.await
+        };
+        self.ctx.to_the_end(VERB, changed).await
+    }
+
+    async fn apply_network(&self, policy: Policy) -> Result<(), Trouble> {
         self.ctx.store.set_network(&self.profile.id, &policy).await?;
         *self.network.policy.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
         match self.ctx.engine.set_network(&self.box_spec()).await {
             Ok(()) | Err(EngineError::NotRunning(_)) => Ok(()),
-            Err(error) => Err(Trouble::engine("get its network policy")(error)),
+            Err(error) => Err(Trouble::engine(VERB)(error)),
         }
     }
 

@@ -13,7 +13,7 @@ use futures_util::{StreamExt as _, stream};
 
 use super::decide::{Rest, Transition};
 use super::lag::record_awake_later;
-use super::registry::Context;
+use super::registry::{BOX_LEFT, Context};
 use super::{Agent, Trouble, driver, go_on, images, start, watcher};
 use crate::records::{AgentRecord, BoxChange, Change, HoldRecord, ImageChange, Lifetime, State, Status, now};
 use crate::store::StoreError;
@@ -342,7 +342,7 @@ async fn adopt(agent: &Arc<Agent>, record: BoxRecord, then: Then, gone: Gone) ->
 
 /// Nothing is known of the box, which may go on: the record stays, for the next start or the next daemon to look again.
 fn unseen(agent: &Arc<Agent>, record: BoxRecord, trouble: &Trouble) {
-    let reason = format!("{}; its box is left as it is", trouble.in_full());
+    let reason = format!("{}{BOX_LEFT}", trouble.in_full());
     tracing::error!(agent = %agent.profile.name, %reason, "an agent could not be put in order");
     agent.set_unseen_box(Some(record));
     agent.publish(Status::now(State::Failed, reason));

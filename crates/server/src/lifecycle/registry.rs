@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::decide::Request;
+use super::departed::Departures;
 use super::idle::pressure::ReadGauge;
 use super::{Agent, Creation, ReconcileError, Trouble, create, go_on, idle, lag, reconcile};
 use crate::config::{OnShutdown, Standby};
@@ -20,6 +21,8 @@ use crate::metrics::Metrics;
 use crate::records::{Change, Slots, State, Workspace};
 use crate::store::{Store, StoreError};
 
+/// Ends the reason of an agent whose box could not be looked at, and may go on.
+pub const BOX_LEFT: &str = "; its box is left as it is";
 /// Why an agent goes to disk that ran when the daemon ended.
 pub const GOES_ON_WITH_THE_NEXT: &str = "the daemon ends; it goes on with the next";
 /// Boxes that are put away at once when the daemon ends, or brought back by the next.
@@ -64,6 +67,7 @@ pub(super) struct Context {
     pub(super) whether_to_go_on: tokio::sync::Mutex<()>,
     /// Counts the changes that were recorded.
     pub(super) recorded: watch::Sender<u64>,
+    pub(super) departures: Departures,
     /// Where the watcher is told of changes, once there is one.
     watcher: OnceLock<idle::Inbox>,
     roster: RwLock<Roster>,
@@ -135,6 +139,9 @@ impl Context {
         {
             roster.by_name.remove(&name);
         }
+        drop(roster);
+        // Who follows its events is to see that there are no more.
+        self.recorded.send_modify(|count| *count += 1);
     }
 }
 
@@ -166,6 +173,7 @@ impl Registry {
             going_on: TaskTracker::new(),
             whether_to_go_on: tokio::sync::Mutex::default(),
             recorded: watch::Sender::new(0),
+            departures: Departures::default(),
             watcher: OnceLock::new(),
             roster: RwLock::default(),
         });

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use dorm_engine::{Dumped, EngineError, Id};
+use dorm_engine::{Dumped, EngineError, Id, Kept};
 
 use super::decide::{Request, Rest};
 use super::registry::Context;
@@ -282,10 +282,14 @@ async fn keep(agent: &Arc<Agent>, id: &Id, kind: SnapshotKind, has_box: bool) ->
         SnapshotKind::Full => memory(agent, id, has_box).await?,
     };
     ctx.faults.reach(Point::SnapshotImageMade).await?;
-    ctx.homes
-        .snapshot(&agent.profile.id, id, kind == SnapshotKind::Full)
-        .await
-        .map_err(Trouble::engine(VERB))?;
+    // Old or not, it may have names in the home.
+    let image = agent.image().map(|image| images::path(agent, &image.id));
+    let kept = match kind {
+        SnapshotKind::Full => Kept::Memory,
+        SnapshotKind::Files => Kept::Files(image.as_deref()),
+    };
+    let kept = ctx.homes.snapshot(&agent.profile.id, id, kept).await;
+    kept.map_err(Trouble::engine(VERB))?;
     ctx.faults.reach(Point::SnapshotHomeKept).await?;
     Ok(memory)
 }

@@ -2,17 +2,23 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::transition::Setback;
 use super::{Agent, Trouble};
 use crate::faults::Point;
 use crate::lifecycle::decide::Rest;
 
 /// The agent is published as `freezing` already, so that whoever comes now waits.
-pub(super) async fn freeze(agent: &Arc<Agent>, if_idle: bool) -> Result<(), Setback> {
+pub(super) async fn freeze(agent: &Arc<Agent>, if_idle: Option<Instant>) -> Result<(), Setback> {
     let (ctx, id) = (&agent.ctx, &agent.profile.id);
-    // Somebody may have come, or asked for it to stay awake, since it was found idle.
-    if if_idle && (agent.open_requests() > 0 || agent.sleep().is_never() || agent.is_held()) {
-        return Err(Setback::at(Rest::Running, Trouble::InUse));
+    if let Some(since) = if_idle {
+        // Somebody may have come, or asked for it to stay awake, since it was found idle. Who has gone again may have begun
+        // something: the requests come first, as each is noted as a use of it before it is over.
+        let open = agent.open_requests() > 0;
+        if open || agent.quiet_since() != since || agent.sleep().is_never() || agent.is_held() {
+            return Err(Setback::at(Rest::Running, Trouble::InUse));
+        }
     }
     // A kept connection would stand in the way of a memory image later.
     if agent.open_requests() == 0 {

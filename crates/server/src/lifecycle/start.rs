@@ -28,8 +28,12 @@ pub(super) async fn bring_up(agent: &Arc<Agent>, from: Rest) -> Result<Up, Setba
     up.map_err(|trouble| match trouble {
         // Nothing has changed: it is as asleep as before.
         Trouble::CannotWake(_) => Setback::at(from, trouble),
-        // Its memory is on disk still, or it has none.
-        _ if trouble.is_no_space() => Setback::at(from, trouble),
+        _ if trouble.is_no_space() => match from {
+            // It had memory, and has files alone now.
+            Rest::Hibernated if agent.current_image().is_none() => Setback::at(Rest::Stopped, trouble),
+            // Its memory is on disk still, or it had none.
+            _ => Setback::at(from, trouble),
+        },
         trouble => trouble.into(),
     })
 }
@@ -139,9 +143,22 @@ async fn wake(agent: &Arc<Agent>, image: &ImageRecord) -> Result<Up, Trouble> {
     }
     ctx.faults.reach(Point::WakeSetAside).await?;
     agent.note_setback(loss.clone()).await;
-    ctx.store.set_image(&agent.profile.id, None).await?;
+    let forgotten = ctx.store.set_image(&agent.profile.id, None).await;
+    // Recorded or not, there is none.
     agent.set_image(None);
-    from_files(agent, &loss).await
+    let started = match forgotten {
+        Ok(()) => from_files(agent, &loss).await,
+        Err(error) => Err(error.into()),
+    };
+    match started {
+        Ok(up) => Ok(up),
+        Err(trouble) => {
+            let source = Arc::new(trouble);
+            let lost = Trouble::MemoryLost { why, source };
+            agent.note_setback(lost.in_full()).await;
+            Err(lost)
+        }
+    }
 }
 
 /// A box that is gone may have run since the image was made, and written to its home. Whoever would use the image has to see that, and sees

@@ -258,7 +258,7 @@ async fn work(agent: &Arc<Agent>, transition: &Transition, from: Rest) -> Result
 fn image_change(transition: &Transition, rest: Rest) -> ImageChange {
     match (Work::of(transition), rest) {
         (Work::BringUp, Rest::Running) => ImageChange::Clear,
-        (Work::Stop | Work::RollBack | Work::Convert, Rest::Stopped) => ImageChange::Clear,
+        (Work::BringUp | Work::Stop | Work::RollBack | Work::Convert, Rest::Stopped) => ImageChange::Clear,
         (
             Work::BringUp
             | Work::Freeze

@@ -35,6 +35,14 @@ pub enum Trouble {
     /// Nothing is wrong with the image.
     #[error("its memory is on disk and cannot be brought back on this machine now: {0}")]
     CannotWake(String),
+    #[error("its memory is lost: {why}; and it was not started from its files")]
+    MemoryLost {
+        /// Why it cannot be brought back.
+        why: String,
+        /// And why it did not start.
+        #[source]
+        source: Arc<Trouble>,
+    },
     #[error("the agent could not {verb}")]
     Disk {
         verb: &'static str,
@@ -76,6 +84,7 @@ impl Trouble {
             Self::Disk { source, .. } => dorm_engine::is_no_space(&**source),
             Self::Engine { source, .. } => source.is_no_space(),
             Self::Store(source) => source.is_full(),
+            Self::MemoryLost { source, .. } => source.is_no_space(),
             _ => false,
         }
     }

@@ -22,7 +22,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::route::GUEST_PORT;
-use crate::lifecycle::{Agent, Link, Links, Registry};
+use crate::lifecycle::{Agent, Held, Link, Links, Registry};
 
 /// Of what is read from a box at once, and so of the head of an answer.
 const MOST_BUFFERED: usize = 256 * 1024;
@@ -94,9 +94,8 @@ impl tower::Service<Uri> for Connector {
                 .ok_or_else(|| EngineError::NotRunning(id.clone()))?;
             let (stream, link) = connect(&*engine, &agent, port).await?;
             Ok(BoxIo {
-                stream: TokioIo::new(stream),
-                cut: Box::pin(link.cut.clone().cancelled_owned()),
-                _link: link,
+                cut: Box::pin(link.cut_token().cancelled_owned()),
+                held: link.hold(stream),
             })
         })
     }
@@ -132,9 +131,25 @@ async fn connect(
 
 /// A connection that ends when the agent's connections are cut.
 struct BoxIo {
-    stream: TokioIo<Box<dyn GuestStream>>,
+    held: Arc<Held>,
+    /// Wakes whoever waits for the stream then.
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
-    _link: Link,
+}
+
+impl BoxIo {
+    fn poll<T>(
+        &self,
+        work: impl FnOnce(Pin<&mut TokioIo<&mut Box<dyn GuestStream>>>) -> Poll<std::io::Result<T>>,
+    ) -> Poll<std::io::Result<T>> {
+        let polled = self.held.with(|stream| work(Pin::new(&mut TokioIo::new(stream))));
+        polled.unwrap_or_else(|| {
+            let why = "the agent goes to sleep";
+            Poll::Ready(Err(std::io::Error::new(
+                std::io::ErrorKind::ConnectionAborted,
+                why,
+            )))
+        })
+    }
 }
 
 impl Connection for BoxIo {
@@ -149,43 +164,35 @@ impl Read for BoxIo {
         cx: &mut Context<'_>,
         buffer: ReadBufCursor<'_>,
     ) -> Poll<std::io::Result<()>> {
-        if self.cut.as_mut().poll(cx).is_ready() {
-            let why = "the agent goes to sleep";
-            return Poll::Ready(Err(std::io::Error::new(
-                std::io::ErrorKind::ConnectionAborted,
-                why,
-            )));
-        }
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        let _ = self.cut.as_mut().poll(cx);
+        self.poll(|stream| stream.poll_read(cx, buffer))
     }
 }
 
 impl Write for BoxIo {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        self.poll(|stream| stream.poll_write(cx, bytes))
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        self.poll(|stream| stream.poll_flush(cx))
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        self.poll(|stream| stream.poll_shutdown(cx))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.held
+            .with(|stream| TokioIo::new(stream).is_write_vectored())
+            .unwrap_or_default()
     }
 
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         slices: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+        self.poll(|stream| stream.poll_write_vectored(cx, slices))
     }
 }

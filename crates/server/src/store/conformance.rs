@@ -251,12 +251,15 @@ pub(super) async fn a_change_of_an_agent_that_is_not_there_is_refused(store: &dy
     assert!(store.events(&id, 1).await.unwrap().is_empty());
 }
 
-pub(super) async fn events_go_with_their_agent(store: &dyn Store) {
+pub(super) async fn events_go_with_their_agent_and_their_numbers_are_not_given_again(store: &dyn Store) {
     let id = inserted(store, "one").await;
-    assert_eq!(store.events(&id, 10).await.unwrap().len(), 1);
+    let events = store.events(&id, 10).await.unwrap();
+    assert_eq!(events.len(), 1);
     store.delete_agent(&id).await.unwrap();
     assert!(store.events(&id, 10).await.unwrap().is_empty());
     store.delete_agent(&id).await.unwrap();
+    let other = inserted(store, "one").await;
+    assert!(store.events(&other, 1).await.unwrap()[0].seq > events[0].seq);
 }
 
 pub(super) async fn agents_made_at_once_get_different_slots(store: &dyn Store) {
@@ -501,7 +504,7 @@ macro_rules! conformance {
             times_to_sleep_are_changed_alone
             a_change_of_an_agent_that_is_not_there_is_refused
             an_event_has_the_time_at_which_it_came_about
-            events_go_with_their_agent
+            events_go_with_their_agent_and_their_numbers_are_not_given_again
             events_are_followed_of_one_agent_or_of_a_workspace
             snapshots_are_kept_in_order_and_the_agent_is_at_the_last
             holds_are_listed_and_go_with_their_agent

@@ -23,6 +23,8 @@ pub(crate) struct MemoryStore(Mutex<Tables>);
 struct Tables {
     agents: Vec<AgentRecord>,
     events: Vec<EventRecord>,
+    /// Its number, which no other has, also once it is gone.
+    last_event: i64,
     templates: Vec<TemplateRecord>,
     keys: Vec<KeyRecord>,
     volumes: Vec<VolumeRecord>,

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use dorm_engine::criu::bare::Bare;
 use dorm_engine::{BareQemu, BareRunsc, EngineError};
 use dorm_server::api::types::{Agent, Fork};
 use dorm_server::isolation::Choice;
@@ -55,6 +56,7 @@ macro_rules! names {
 
 const CONTAINER: Names = names!("container", "criu alone: restore");
 const GVISOR: Names = names!("gvisor", "runsc alone: restore");
+const CRIU_DUMP: &str = "criu alone: dump, of 256 MiB";
 const RUNSC_RUN: &str = "runsc alone: run of true";
 const RUNSC_CHECKPOINT: &str = "runsc alone: checkpoint, of 256 MiB";
 const QEMU_BOOT: &str = "QEMU alone: boot until the guest speaks";
@@ -172,6 +174,7 @@ impl Of<'_> {
         let guest = bench.client.guest(&agent.name, Some("root"));
         let [mut run, mut standby, mut taken, mut forked] =
             [Samples::new()?, Samples::new()?, Samples::new()?, Samples::new()?];
+        let (bare, mut dumped) = (self.dumps_alone(), Samples::new()?);
         for round in 0..=self.runs() {
             let begun = Instant::now();
             exec::run_true(&guest).await?;
@@ -185,20 +188,44 @@ impl Of<'_> {
             let snapshot = begun.elapsed();
             snapshot::forget(bench, agent, &kept).await?;
             let fork = self.fork(agent).await?;
+            let dump = match &bare {
+                Some(Ok(bare)) => Some(snapshot::dump_alone(bench, bare, agent).await?),
+                _ => None,
+            };
             // The first round fills caches.
             if round > 0 {
                 run.add(ran)?;
                 standby.add(woke)?;
                 taken.add(snapshot)?;
                 forked.add(fork)?;
+                if let Some(took) = dump {
+                    dumped.add(took)?;
+                }
             }
         }
-        Ok(vec![
+        let mut measured = vec![
             Measurement::new(names.exec, &run, None),
             Measurement::new(names.standby, &standby, None),
             Measurement::new(names.snapshot, &taken, None),
-            Measurement::new(names.fork, &forked, None),
-        ])
+        ];
+        measured.extend(bare.map(|bare| match bare {
+            Ok(_) => Measurement::new(CRIU_DUMP, &dumped, None),
+            Err(why) => Measurement::skipped(CRIU_DUMP, why),
+        }));
+        measured.push(Measurement::new(names.fork, &forked, None));
+        Ok(measured)
+    }
+
+    /// By which a running agent's memory can be written with nothing of dorm around it; the others write it only where they have brought it
+    /// back. The error says why it cannot.
+    fn dumps_alone(&self) -> Option<Result<Bare, String>> {
+        let usable = || {
+            self.bench
+                .bare
+                .clone()
+                .and_then(|bare| bare.has_criu().map(|()| bare))
+        };
+        (self.kind == Choice::Container).then(usable)
     }
 
     async fn fork(&self, agent: &Agent) -> Result<Duration> {

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use dorm_engine::criu::bare::Bare;
 use dorm_server::api::types::{Agent, Fork, NewSnapshot, Snapshot};
 
 use super::report::{Figure, Measurement, Samples};
@@ -43,19 +44,10 @@ pub(super) async fn live(bench: &Bench) -> Result<Vec<Measurement>> {
             ))?;
         }
         if let Ok(bare) = &bench.bare {
-            bench.ask(&agent.name, "/pause").await?;
-            let images = tempfile::tempdir_in(bench.data.join("images"))
-                .or_else(|_| tempfile::tempdir())
-                .context("cannot make a directory for an image")?;
-            let (bare, id, path) = (bare.clone(), agent.id.clone(), images.path().to_owned());
-            let pid = agent.pid.context("the agent has no process")?;
-            let took = bench
-                .unbroken(async move { bare.dump(&id, pid, &path).await })
-                .await?;
+            let took = dump_alone(bench, bare, &agent).await?;
             if round > 0 {
                 dump.add(took)?;
             }
-            bench.ask(&agent.name, "/wake").await?;
         }
     }
     bench.delete(&agent.name).await?;
@@ -68,6 +60,21 @@ pub(super) async fn live(bench: &Bench) -> Result<Vec<Measurement>> {
         Measurement::new(HELD, &held, None),
         dumped,
     ])
+}
+
+/// What CRIU alone takes to write the memory of an agent that has been in its box since it was made.
+pub(super) async fn dump_alone(bench: &Bench, bare: &Bare, agent: &Agent) -> Result<Duration> {
+    bench.ask(&agent.name, "/pause").await?;
+    let images = tempfile::tempdir_in(bench.data.join("images"))
+        .or_else(|_| tempfile::tempdir())
+        .context("cannot make a directory for an image")?;
+    let (bare, id, path) = (bare.clone(), agent.id.clone(), images.path().to_owned());
+    let pid = agent.pid.context("the agent has no process")?;
+    let took = bench
+        .unbroken(async move { bare.dump(&id, pid, &path).await })
+        .await?;
+    bench.ask(&agent.name, "/wake").await?;
+    Ok(took)
 }
 
 pub(super) async fn files(bench: &Bench, large: Size) -> Result<(Vec<Measurement>, Vec<Figure>)> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use dorm_engine::criu::bare::Bare;
+use dorm_engine::criu::bare::{Bare, in_large_pages};
 use dorm_server::api::types::Agent;
 use rustix::fs::{Advice, fadvise};
 
@@ -30,6 +30,8 @@ const ALL: [&str; 7] = [
 ];
 
 const PAGE: usize = 4096;
+/// Longer than the kernel keeps ready what the sleep before has needed: nobody's agents sleep for less.
+const REST: Duration = Duration::from_millis(1100);
 
 pub(super) async fn measure(bench: &Bench) -> Result<Vec<Measurement>> {
     let agent = bench.agent().await?;
@@ -57,17 +59,22 @@ pub(super) async fn measure(bench: &Bench) -> Result<Vec<Measurement>> {
             let begun = Instant::now();
             bench.ask(&agent.name, "/hibernate").await?;
             let slept = begun.elapsed();
+            tokio::time::sleep(REST).await;
             let alone = match with_criu {
                 Ok(bare) => Some(restored_alone(bench, bare, &agent, in_cache).await?),
                 Err(_) => None,
             };
             let memory = match (bare, in_cache) {
-                (Ok(bare), true) => Some(memory_alone(&bare.image_of(&agent.id)?)?),
+                (Ok(bare), true) => {
+                    let image = bare.image_of(&agent.id)?;
+                    Some(in_large_pages(|| memory_alone(&image))?)
+                }
                 _ => None,
             };
             if let (Ok(bare), false) = (bare, in_cache) {
                 drop_from_cache(&bare.image_of(&agent.id)?)?;
             }
+            tokio::time::sleep(REST).await;
             let begun = Instant::now();
             bench.ask(&agent.name, "/wake").await?;
             let woke = begun.elapsed();

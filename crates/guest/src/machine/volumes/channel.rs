@@ -18,8 +18,6 @@ use crate::log::log;
 const CHUNK: usize = 64 * 1024;
 /// How often to look for a server while there is none: the kernel does not tell whoever blocks.
 const ABSENT: Duration = Duration::from_millis(20);
-/// How long requests are held back at most, for a stop that may not come.
-const HELD: Duration = Duration::from_secs(2);
 
 /// What a request came to, with the data of the answer.
 pub(super) type Outcome = Result<(Reply, Vec<u8>), i32>;
@@ -118,20 +116,23 @@ impl Channel {
         self.0.changed.notify_all();
     }
 
-    /// Holds back what is asked from now on, for a while, and waits until the server has nothing left to do.
-    pub(super) fn hold(&self) {
-        let until = Instant::now() + HELD;
+    /// Holds back what is asked from now on, `at_most` so long, for a stop that may not come, and returns when the server has nothing left
+    /// to do. If it still has at `until`, all goes on.
+    pub(super) fn hold(&self, until: Instant, at_most: Duration) -> bool {
         let mut state = self.state();
-        state.held_until = Some(until);
+        state.held_until = Some(Instant::now() + at_most);
         while !state.is_quiet() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
+                drop(state);
                 log!("the file server of the volumes does not answer");
-                return;
+                self.go_on();
+                return false;
             }
             let waited = self.0.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+        true
     }
 
     pub(super) fn go_on(&self) {
@@ -187,11 +188,14 @@ impl Channel {
         state.epoch = Some(epoch);
         state.outgoing.clear();
         state.outgoing.push_back(Outgoing::Beginning(epoch));
+        // Also while others are held back: it is under way, and has to come to its end.
         for pending in state.pending.values_mut().filter(|pending| pending.sent) {
             let mut frame = Vec::clone(&pending.frame);
             mark_again(&mut frame);
             pending.frame = Arc::new(frame);
-            pending.sent = false;
+            state
+                .outgoing
+                .push_back(Outgoing::Frame(Arc::clone(&pending.frame)));
         }
         state.send_waiting();
         self.0.changed.notify_all();
@@ -364,6 +368,29 @@ mod tests {
         outcome.recv().unwrap().unwrap();
     }
 
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn soon() -> Instant {
+        Instant::now() + LONG
+    }
+
+    #[test]
+    fn what_takes_too_long_is_not_held_up_and_the_machine_does_not_stand_still() {
+        let (mut server, guest) = Server::with_guest();
+        let slow = ask(&guest, 1);
+        server.begin([1; 8]);
+        let (head, ..) = server.next();
+        assert!(!guest.hold(Instant::now(), LONG));
+        let other = ask(&guest, 2);
+        let (next, request, _) = server.next();
+        assert_eq!(request, Request::Close { handle: 2 });
+        for number in [next.number, head.number] {
+            server.answer(number, Ok(Reply::Done), b"");
+        }
+        slow.recv().unwrap().unwrap();
+        other.recv().unwrap().unwrap();
+    }
+
     #[test]
     fn a_machine_that_is_about_to_stand_still_has_nothing_under_way() {
         let (mut server, guest) = Server::with_guest();
@@ -372,15 +399,23 @@ mod tests {
         let (head, ..) = server.next();
         let holding = {
             let guest = guest.clone();
-            std::thread::spawn(move || guest.hold())
+            std::thread::spawn(move || guest.hold(soon(), LONG))
         };
         while guest.state().held_until.is_none() {
             std::thread::yield_now();
         }
         let after = ask(&guest, 2);
+        // Another server hears what is under way, and nothing else.
+        server.begin([2; 8]);
+        let (again, request, _) = server.next();
+        assert_eq!(
+            (again.number, again.again, request),
+            (head.number, true, Request::Close { handle: 1 })
+        );
+        assert!(!holding.is_finished());
         server.answer(head.number, Ok(Reply::Done), b"");
         before.recv().unwrap().unwrap();
-        holding.join().unwrap();
+        assert!(holding.join().unwrap());
         guest.go_on();
         let (head, request, _) = server.next();
         assert_eq!(
@@ -391,7 +426,7 @@ mod tests {
         server.answer(head.number, Ok(Reply::Done), b"");
         after.recv().unwrap().unwrap();
         // A stop that does not come is not waited for.
-        guest.hold();
+        assert!(guest.hold(soon(), Duration::from_millis(10)));
         let late = ask(&guest, 3);
         let (head, ..) = server.next();
         server.answer(head.number, Ok(Reply::Done), b"");

@@ -11,6 +11,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{OnceLock, PoisonError, RwLock};
+use std::time::Instant;
 
 use dorm_proto::volume::Request;
 use fuser::{Config, Session, SessionACL};
@@ -18,7 +19,7 @@ use fuser::{Config, Session, SessionACL};
 use self::channel::Channel;
 use self::volume::Volume;
 use super::early::mount;
-use super::modules;
+use super::{modules, still};
 use crate::log::log;
 
 mod channel;
@@ -88,11 +89,12 @@ fn mount_volume(volume: Volume, path: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Before the machine stands still: returns when nothing is under way to the file server, and for a while nothing will be.
-pub(super) fn hold() {
-    if let Some(channel) = CHANNEL.get() {
-        channel.hold();
-    }
+/// Before the machine stands still: returns when nothing is under way to the file server, and nothing will be until the machine goes on.
+/// False if that takes too long: then it goes on at once.
+pub(super) fn hold(until: Instant) -> bool {
+    CHANNEL
+        .get()
+        .is_none_or(|channel| channel.hold(until, still::AT_MOST))
 }
 
 /// The machine goes on.

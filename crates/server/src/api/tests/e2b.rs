@@ -459,6 +459,33 @@ async fn network_settings_are_replaced_as_a_whole() {
 }
 
 #[tokio::test]
+async fn network_settings_are_replaced_to_the_end_when_whoever_asked_goes_away() {
+    let server = Server::new().await;
+    let made = server.sandbox(json!({})).await;
+    let agent = server.agent_of(&made);
+    server.engine.hold_networks(true);
+    let settings = json!({ "denyOut": ["1.1.1.1/32"] });
+    let path = path_of(&made, "/network");
+    let half_done = async {
+        while agent.network().deny.is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        answered = server.call(Method::PUT, &path, settings.clone()) => panic!("{answered:?}"),
+        () = half_done => {}
+    }
+    server.engine.hold_networks(false);
+    let replaced = async {
+        while server.get(&path_of(&made, "")).await.1["network"] != settings {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let replaced = tokio::time::timeout(Duration::from_secs(30), replaced).await;
+    replaced.expect("half of it was done");
+}
+
+#[tokio::test]
 async fn a_secret_goes_in_and_never_out() {
     let server = Server::new().await;
     let (status, made) = server

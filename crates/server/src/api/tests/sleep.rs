@@ -306,6 +306,65 @@ async fn events_are_followed_as_they_happen() {
     assert!(piece.starts_with(format!("id: {}", after + 1).as_bytes()));
 }
 
+async fn follow(server: &Server, path: &str) -> axum::body::BodyDataStream {
+    let request = server.request(Method::GET, path, Body::empty());
+    server.send(request).await.into_body().into_data_stream()
+}
+
+/// What a stream tells until it ends, or has told this.
+async fn told_until(stream: &mut axum::body::BodyDataStream, last: &str) -> Vec<Value> {
+    let mut seen = String::new();
+    while !seen.contains(last)
+        && let Some(piece) = stream.next().await
+    {
+        seen.push_str(std::str::from_utf8(&piece.unwrap()).unwrap());
+    }
+    let data = seen.lines().filter_map(|line| line.strip_prefix("data: "));
+    data.map(|json| serde_json::from_str(json).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn whoever_follows_events_hears_of_a_deletion_however_slowly_he_reads() {
+    let server = Server::new().await;
+    server.create(json!({"name": "demo"})).await;
+    let (mut all, mut one) = (
+        follow(&server, "/v1/events?follow=true&limit=0").await,
+        follow(&server, "/v1/agents/demo/events?follow=true&limit=0").await,
+    );
+    let (_, past) = server.get("/v1/events?limit=1").await;
+    server.post("/v1/agents/demo/stop", Value::Null).await;
+    server.delete("/v1/agents/demo").await;
+    server.create(json!({"name": "later"})).await;
+    let told = |events: &[Value]| -> Vec<String> {
+        let words = |event: &Value| {
+            let word = |key: &str| event[key].as_str().unwrap().to_owned();
+            format!("{} {}", word("name"), word("to"))
+        };
+        events.iter().map(words).collect()
+    };
+    let last = ["demo stopping", "demo stopped", "demo deleting"];
+    let events = told_until(&mut one, "nothing").await;
+    assert_eq!(told(&events), last, "and the stream has ended");
+    let events = told_until(&mut all, r#""name":"later","time""#).await;
+    assert_eq!(told(&events)[..3], last);
+    assert!(told(&events)[3..].iter().all(|event| event.starts_with("later")));
+    let numbers: Vec<_> = events
+        .iter()
+        .map(|event| event["seq"].as_i64().unwrap())
+        .collect();
+    assert!(numbers.is_sorted_by(|a, b| a < b), "{numbers:?}");
+
+    let mut begun_now = follow(&server, "/v1/events?follow=true").await;
+    let events = told_until(&mut begun_now, "later").await;
+    assert!(
+        told(&events).iter().all(|event| event.starts_with("later")),
+        "{events:?}"
+    );
+    let goes_on = format!("/v1/events?follow=true&after={}", past[0]["seq"]);
+    let events = told_until(&mut follow(&server, &goes_on).await, "deleting").await;
+    assert_eq!(told(&events)[..3], last, "whoever was cut off misses nothing");
+}
+
 #[tokio::test]
 async fn a_list_with_usage_says_what_agents_hold() {
     let server = Server::new().await;

@@ -37,8 +37,6 @@ pub(super) async fn judge(agent: Arc<Agent>, first: Sample, after: Duration, cpu
             agent.note_work(what);
             agent.touch();
         }
-        // Something reached for it meanwhile, and what it has begun may not have been seen.
-        Seen::Idle { .. } if agent.quiet_since() != first.quiet_since => {}
         Seen::Idle { services } => {
             let but_for = match services {
                 0 => String::new(),
@@ -46,7 +44,8 @@ pub(super) async fn judge(agent: Arc<Agent>, first: Sample, after: Duration, cpu
                 several => format!(", but for {several} services"),
             };
             let why = format!("idle for {}{but_for}", in_words(after));
-            match agent.idle(why).await {
+            // If something has reached for it meanwhile, what it has begun may not have been seen.
+            match agent.idle(why, first.quiet_since).await {
                 Ok(()) | Err(Trouble::InUse | Trouble::Refused(_) | Trouble::NotFound(_)) => {}
                 Err(trouble) => {
                     tracing::warn!(agent = %agent.profile.name, reason = %trouble.in_full(), "could not be put to standby");

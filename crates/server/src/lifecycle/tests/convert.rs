@@ -3,6 +3,7 @@
 use dorm_engine::{EngineError, Isolation, VolumeMount};
 
 use super::{World, reaches};
+use crate::faults::{Action, Point};
 use crate::guest_client::fake::FakeGuests;
 use crate::lifecycle::{Trouble, decide::Refusal};
 use crate::records::{Lifetime, SnapshotKind, State};
@@ -85,6 +86,23 @@ async fn a_home_that_is_known_to_have_no_room_costs_no_memory() {
         world.engine.memory(&agent.profile.id).as_deref(),
         Some("a secret")
     );
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_home_has_no_traces_of_an_image_when_it_is_converted() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    agent.hibernate("asked").await.unwrap();
+    let image = agent.current_image().unwrap().id;
+    let image = world
+        .images
+        .path()
+        .join(agent.profile.id.as_str())
+        .join(image.as_str());
+    agent.set_isolation(Isolation::Gvisor).await.unwrap();
+    assert_eq!(world.engine.released(&image), Some(Isolation::Container));
+    assert_eq!(world.engine.conversions(), [Isolation::Gvisor]);
     world.assert_in_order().await;
 }
 
@@ -198,6 +216,55 @@ async fn what_a_conversion_leaves_out_is_told_also_when_a_start_makes_it() {
     assert_eq!(
         agent.published().status.reason,
         "started; of its files, a socket is left out"
+    );
+    world.assert_in_order().await;
+}
+
+/// What the events of agent "one" say.
+async fn told(world: &World) -> Vec<String> {
+    let id = world.get("one").unwrap().profile.id.clone();
+    let events = world.store.events(&id, 1000).await.unwrap();
+    events.into_iter().map(|event| event.reason).collect()
+}
+
+#[tokio::test]
+async fn what_a_conversion_leaves_out_is_told_also_when_the_start_that_made_it_fails() {
+    let mut world = World::new().await;
+    let agent = world.stopped("one").await;
+    let id = &agent.profile.id;
+    world.store.set_isolation(id, Isolation::Gvisor).await.unwrap();
+    world.restart().await;
+    world.engine.leave_out_next("a socket is left out");
+    world.engine.fail_next_start("no room");
+    let agent = world.get("one").unwrap();
+    agent.ensure_running().await.unwrap_err();
+    assert_eq!(agent.state(), State::Failed);
+    assert!(
+        told(&world)
+            .await
+            .contains(&"of its files, a socket is left out".to_owned())
+    );
+    world.assert_in_order().await;
+    agent.ensure_running().await.unwrap();
+    assert_eq!(agent.published().status.reason, "started");
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn what_a_conversion_leaves_out_is_told_also_when_the_daemon_dies_after_it() {
+    let mut world = World::new().await;
+    let agent = world.running("one").await;
+    world.engine.leave_out_next("a socket is left out");
+    world.faults.arm(Point::ConvertHomeMade, Action::Hang);
+    let changing = agent.clone();
+    tokio::spawn(async move { changing.set_isolation(Isolation::Gvisor).await });
+    world.faults.struck().await;
+    world.restart().await;
+    assert_eq!(world.get("one").unwrap().state(), State::Stopped);
+    assert!(
+        told(&world)
+            .await
+            .contains(&"of its files, a socket is left out".to_owned())
     );
     world.assert_in_order().await;
 }

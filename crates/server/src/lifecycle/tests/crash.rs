@@ -45,7 +45,7 @@ fn act_of(point: Point) -> Act {
         Point::SettleRecorded | Point::SettleBoxGone => Act::Settle,
         Point::FreezeBegun | Point::FreezeFrozen | Point::FreezeRecorded => Act::Pause,
         Point::ThawBegun | Point::ThawThawed | Point::ThawRecorded => Act::Thaw,
-        Point::ImageFrozen | Point::ImageMade | Point::ImageRecorded => Act::MakeDurable,
+        Point::ImageFrozen | Point::ImageRead | Point::ImageMade | Point::ImageRecorded => Act::MakeDurable,
         Point::HibernateRecorded
         | Point::HibernateImageRecorded
         | Point::HibernateBoxGone
@@ -233,6 +233,7 @@ async fn a_crash_at_any_point_leaves_nothing_that_the_next_daemon_does_not_put_i
 async fn a_crash_of_the_host_loses_no_memory_that_is_on_disk() {
     for (point, act, kept) in [
         (Point::FreezeFrozen, Act::Pause, false),
+        (Point::ImageRead, Act::MakeDurable, false),
         (Point::ImageMade, Act::MakeDurable, false),
         (Point::ImageRecorded, Act::MakeDurable, true),
         (Point::ThawBegun, Act::Thaw, true),

@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
+use tokio::task::JoinHandle;
+
+use super::drive::{ask, settle};
 use super::{Agent, World, lag, later, reaches};
 use crate::faults::{Action, Point};
+use crate::lifecycle::Trouble;
 use crate::records::State;
 
 /// An agent with this memory.
@@ -313,5 +317,87 @@ async fn a_daemon_that_can_record_nothing_keeps_a_box_that_came_back() {
     world.restart().await;
     let agent = world.get("one").unwrap();
     agent.ensure_running().await.unwrap();
+    assert_remembers(&world, &agent, "a secret");
+}
+
+/// An agent in standby whose memory goes to disk, as far as that is held up.
+async fn on_the_way_to_disk(world: &World) -> Arc<Agent> {
+    let agent = world.running("one").await;
+    world.engine.remember(&agent.profile.id, "a secret");
+    agent.pause().await.unwrap();
+    lag::catch_up(&agent).await.unwrap();
+    let _durable = ask(&agent, |agent| async move { agent.make_durable().await });
+    while world.engine.checkpoints() == 0 {
+        tokio::task::yield_now().await;
+    }
+    settle().await;
+    agent
+}
+
+async fn reached_meanwhile(world: &World) -> (Arc<Agent>, JoinHandle<Result<(), Trouble>>) {
+    let agent = on_the_way_to_disk(world).await;
+    let reached = ask(&agent, |agent| async move { agent.ensure_running().await });
+    settle().await;
+    (agent, reached)
+}
+
+#[tokio::test]
+async fn who_reaches_for_an_agent_whose_memory_goes_to_disk_waits_for_no_disk() {
+    let world = World::new().await;
+    world.engine.hold_seals(true);
+    let (agent, reached) = reached_meanwhile(&world).await;
+    assert!(reached.is_finished(), "it goes on");
+    reached.await.unwrap().unwrap();
+    assert_eq!(agent.state(), State::Running);
+    assert_eq!((world.engine.thaws(), world.engine.restores()), (1, 0));
+    assert_eq!(agent.setback(), None, "nothing went wrong");
+    world.engine.hold_seals(false);
+    settle().await;
+    assert_eq!(agent.image(), None, "that memory has gone on");
+    agent.pause().await.unwrap();
+    agent.make_durable().await.unwrap();
+    world.assert_in_order().await;
+    agent.hibernate("asked").await.unwrap();
+    agent.ensure_running().await.unwrap();
+    assert_remembers(&world, &agent, "a secret");
+}
+
+#[tokio::test]
+async fn who_reaches_for_an_agent_whose_memory_is_being_read_waits_for_that_alone() {
+    let world = World::new().await;
+    world.engine.hold_checkpoints(true);
+    world.engine.hold_seals(true);
+    let (agent, reached) = reached_meanwhile(&world).await;
+    assert!(!reached.is_finished(), "its processes are held by who reads");
+    world.engine.hold_checkpoints(false);
+    settle().await;
+    assert!(reached.is_finished(), "it goes on");
+    reached.await.unwrap().unwrap();
+    assert_eq!(agent.state(), State::Running);
+    world.engine.hold_seals(false);
+    settle().await;
+    assert_eq!(agent.image(), None);
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn a_memory_that_goes_to_disk_is_not_given_up_for_who_comes_after_a_hibernation() {
+    let world = World::new().await;
+    world.engine.hold_seals(true);
+    let agent = on_the_way_to_disk(&world).await;
+    let put_away = ask(&agent, |agent| async move { agent.hibernate("asked").await });
+    settle().await;
+    let reached = ask(&agent, |agent| async move { agent.ensure_running().await });
+    settle().await;
+    assert!(!put_away.is_finished() && !reached.is_finished());
+    world.engine.hold_seals(false);
+    put_away.await.unwrap().unwrap();
+    reached.await.unwrap().unwrap();
+    assert_eq!(
+        world.engine.checkpoints(),
+        1,
+        "the hibernation used what was there"
+    );
+    assert_eq!((world.engine.thaws(), world.engine.restores()), (0, 1));
     assert_remembers(&world, &agent, "a secret");
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use dorm_engine::EngineError;
 
 use super::{Agent, World};
+use crate::config::Standby;
 use crate::lifecycle::Trouble;
+use crate::lifecycle::why::why;
 use crate::records::{SnapshotKind, State};
 
 const FULL: EngineError = EngineError::NoSpace { free: 0 };
@@ -64,6 +66,36 @@ async fn a_snapshot_or_fork_for_which_there_is_no_room_leaves_the_agent_as_it_wa
         .fork(&agent, vec!["two".to_owned()], None, false, true);
     assert!(forked.await.is_err_and(|trouble| trouble.is_no_space()));
     assert_eq!(agent.state(), State::Running);
+    world.assert_in_order().await;
+}
+
+#[tokio::test]
+async fn an_agent_that_has_lost_its_memory_and_finds_no_room_to_start_is_stopped_and_says_so() {
+    let mut world = World::new().await;
+    let agent = world.running("one").await;
+    agent.hibernate("asked").await.unwrap();
+    world
+        .engine
+        .fail_next_restore(EngineError::BadImage("it is torn".to_owned()));
+    world.engine.fail_next_start_with(FULL);
+    let trouble = agent.ensure_running().await.unwrap_err();
+    assert!(trouble.is_no_space(), "{trouble:?}");
+    for restarted in [false, true] {
+        if restarted {
+            world.restart().await;
+        }
+        let agent = world.get("one").unwrap();
+        let status = agent.published().status;
+        assert_eq!(status.state, State::Stopped, "{status:?}");
+        for told in [&status.reason, &agent.setback().unwrap().what] {
+            let all = ["memory is lost: ", "it is torn", "not started from its files"];
+            assert!(all.iter().all(|part| told.contains(part)), "{told}");
+        }
+        assert_eq!(why(&agent, &Standby::default()).memory, "none");
+        world.assert_in_order().await;
+    }
+    world.get("one").unwrap().ensure_running().await.unwrap();
+    assert_eq!(world.engine.restores(), 1, "it is over with the image");
     world.assert_in_order().await;
 }
 

@@ -74,8 +74,9 @@ async fn whoever_could_not_be_brought_back_is_tried_again_until_it_runs() {
     reaches(&world.get("one").unwrap(), State::Running).await;
     // Whoever is asleep after that has been put to sleep.
     world.registry.go_on_no_more().await;
-    world.get("one").unwrap().idle("idle".to_owned()).await.unwrap();
-    world.get("one").unwrap().retire("idle".to_owned()).await.unwrap();
+    let agent = world.get("one").unwrap();
+    agent.idle("idle".to_owned(), agent.quiet_since()).await.unwrap();
+    agent.retire("idle".to_owned()).await.unwrap();
     world.restart().await;
     world.registry.go_on();
     world.registry.go_on_no_more().await;

@@ -272,7 +272,7 @@ async fn one_that_was_found_idle_and_is_to_stay_awake_now_stays_awake() {
         },
     ] {
         agent.set_sleep(change).await.unwrap();
-        let asked = agent.idle("idle for 15 s".to_owned()).await;
+        let asked = agent.idle("idle for 15 s".to_owned(), agent.quiet_since()).await;
         assert!(matches!(asked, Err(Trouble::InUse)), "{asked:?}");
         assert_eq!(agent.state(), State::Running);
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use dorm_engine::{Id, Isolation};
 use proptest::prelude::*;
+use tokio::time::Instant;
 
 use crate::lifecycle::decide::{
     Decision, Next, Outcome, Refusal, Request, Rest, Situation, Transition, Work, after, decide, during,
@@ -20,7 +21,8 @@ fn requests() -> impl Strategy<Value = Request> {
         }),
         Just(Request::Pause),
         Just(Request::Idle {
-            why: "nobody is here".to_owned()
+            why: "nobody is here".to_owned(),
+            since: Instant::now(),
         }),
         Just(Request::Hibernate {
             why: "it is late".to_owned()
@@ -84,6 +86,7 @@ proptest! {
                 prop_assert!(passing || transition == Transition::MakeDurable);
             }
             Decision::Join | Decision::Wait | Decision::Overrule => prop_assert!(!at_rest),
+            Decision::Hurry => prop_assert_eq!(situation, Situation::Busy(Work::MakeDurable)),
             Decision::Refuse(Refusal::BeingDeleted) => {
                 prop_assert_eq!(situation, Situation::Busy(Work::Delete));
             }
@@ -129,7 +132,11 @@ proptest! {
         let reached = match decide(Situation::At(rest), lifetime, &request) {
             Decision::Begin(transition) => after(&transition, rest, Outcome::Done),
             Decision::Done => Next::Rest(rest),
-            Decision::Join | Decision::Wait | Decision::Overrule | Decision::Refuse(_) => return Ok(()),
+            Decision::Join
+            | Decision::Wait
+            | Decision::Hurry
+            | Decision::Overrule
+            | Decision::Refuse(_) => return Ok(()),
         };
         match request {
             Request::Start | Request::EnsureRunning => prop_assert_eq!(reached, Next::Rest(Rest::Running)),

@@ -30,6 +30,7 @@ mod go_on;
 mod idle;
 mod law;
 mod model;
+mod network;
 mod restart;
 mod sleep;
 mod snapshots;

@@ -337,11 +337,18 @@ async fn an_agent_that_is_reached_for_in_the_moment_of_its_sleep_stays_awake() {
     let agent = world.running("one").await;
     let open = agent.open_request();
     let status = agent.published().status;
-    assert!(matches!(agent.idle("idle".to_owned()).await, Err(Trouble::InUse)));
+    let idle = |since| agent.idle("idle for 15 s".to_owned(), since);
+    assert!(matches!(idle(agent.quiet_since()).await, Err(Trouble::InUse)));
     assert_eq!(agent.published().status, status);
     world.assert_in_order().await;
     drop(open);
-    agent.idle("idle for 15 s".to_owned()).await.unwrap();
+
+    let found_idle = agent.quiet_since();
+    // It has begun something that goes on.
+    drop(agent.open_request());
+    assert!(matches!(idle(found_idle).await, Err(Trouble::InUse)));
+    assert_eq!(agent.published().status, status);
+    idle(agent.quiet_since()).await.unwrap();
     assert_eq!(agent.state(), State::Standby);
     assert_eq!(agent.published().status.reason, "idle for 15 s");
 }

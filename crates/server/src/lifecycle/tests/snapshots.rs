@@ -74,6 +74,32 @@ async fn an_agent_in_any_state_of_rest_is_snapshotted_as_it_is() {
 }
 
 #[tokio::test]
+async fn the_files_alone_of_an_agent_that_sleeps_are_kept_without_traces_of_its_image() {
+    let world = World::new().await;
+    let agent = world.running("one").await;
+    let awake = agent.snapshot("", SnapshotKind::Files).await.unwrap();
+    assert_eq!(world.homes.taken_without(&awake.id), None);
+    agent.pause().await.unwrap();
+    for durable in [true, false] {
+        if durable {
+            agent.make_durable().await.unwrap();
+        } else {
+            agent.hibernate("asked").await.unwrap();
+        }
+        let image = agent.current_image().unwrap().id;
+        let image = world
+            .images
+            .path()
+            .join(agent.profile.id.as_str())
+            .join(image.as_str());
+        let files = agent.snapshot("", SnapshotKind::Files).await.unwrap();
+        assert_eq!(world.homes.taken_without(&files.id), Some(image));
+        let full = agent.snapshot("", SnapshotKind::Full).await.unwrap();
+        assert_eq!(world.homes.taken_without(&full.id), None, "its memory needs them");
+    }
+}
+
+#[tokio::test]
 async fn a_rollback_brings_back_files_and_memory_and_keeps_what_was() {
     let world = World::new().await;
     FakeGuests::answering(&world.engine, |_| None);

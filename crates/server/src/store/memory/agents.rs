@@ -104,7 +104,8 @@ impl Tables {
 }
 
 fn event(tables: &mut Tables, agent: &Id, from: Option<State>, to: &Status, at: i64, millis: Option<i64>) {
-    let seq = tables.events.last().map_or(1, |event| event.seq + 1);
+    tables.last_event += 1;
+    let seq = tables.last_event;
     let (agent, reason) = (agent.clone(), to.reason.clone());
     tables.events.push(EventRecord {
         seq,

@@ -127,11 +127,11 @@ impl Store for SqliteStore {
 
     async fn change_state(&self, change: &Change<'_>) -> Result<()> {
         match (change.from, change.to.state) {
-            // There is no way back from there: the box is gone, or about to be, or has gone on from an image that is old now.
+            // There is no way back from there: the box is gone, or about to be, or has gone on from an image that is old now, or memory is lost.
             (_, State::Deleting)
             | (State::Stopping, _)
             | (State::Hibernating, State::Hibernated)
-            | (State::Waking, State::Running) => {
+            | (State::Waking, State::Running | State::Stopped) => {
                 making_room!(self, self.do_change_state(change))
             }
             _ => self.do_change_state(change).await,
@@ -139,7 +139,11 @@ impl Store for SqliteStore {
     }
 
     async fn set_image(&self, agent: &Id, image: Option<&ImageRecord>) -> Result<()> {
-        self.do_set_image(agent, image).await
+        match image {
+            Some(_) => self.do_set_image(agent, image).await,
+            // It is of no use any more, or not there, whatever is recorded.
+            None => making_room!(self, self.do_set_image(agent, None)),
+        }
     }
 
     async fn set_setback(&self, agent: &Id, setback: &Note) -> Result<()> {

@@ -1,9 +1,13 @@
+use std::time::Duration;
+
 use dorm_engine::{Id, Isolation};
 use sqlx::Executor as _;
 use tempfile::TempDir;
 
 use super::SqliteStore;
-use crate::records::{BoxChange, Change, ImageChange, SnapshotKind, SnapshotRecord, State, Status};
+use crate::records::{
+    BoxChange, Change, ImageChange, ImageRecord, SnapshotKind, SnapshotRecord, State, Status,
+};
 use crate::store::Store as _;
 use crate::store::conformance::{SLOTS, conformance, inserted, new_agent};
 
@@ -134,6 +138,40 @@ async fn an_acknowledged_change_waits_for_the_disk() {
         .await
         .unwrap();
     assert_eq!(full, "2");
+}
+
+#[tokio::test]
+async fn that_there_is_no_memory_any_more_is_recorded_in_the_room_that_is_kept() {
+    let (store, dir) = open().await;
+    let id = inserted(&store, "one").await;
+    let reserve = dir.path().join("dorm.reserve");
+    let kept = async || {
+        while !reserve.exists() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    kept().await;
+    for statement in [
+        "CREATE TABLE filler (bytes BLOB)",
+        "CREATE TRIGGER fill AFTER UPDATE OF image ON agents BEGIN INSERT INTO filler VALUES (zeroblob(1000000)); END",
+        "PRAGMA max_page_count = 1",
+    ] {
+        store.writer.execute(statement).await.unwrap();
+    }
+    let image = ImageRecord {
+        id: Id::random(),
+        generation: 1,
+        size: 1,
+        made: 1,
+        current: true,
+        foreign: false,
+        cpu_usec: None,
+    };
+    let full = store.set_image(&id, Some(&image)).await.unwrap_err();
+    assert!(full.is_full() && reserve.exists(), "{full:?}");
+    // A limit of the database is none of the disk's, and there is no more room than before.
+    let full = store.set_image(&id, None).await.unwrap_err();
+    assert!(full.is_full() && !reserve.exists(), "{full:?}");
 }
 
 #[tokio::test]
