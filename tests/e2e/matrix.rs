@@ -120,14 +120,14 @@ fn acts_of(point: Point) -> &'static [Act] {
         Point::WakeRefused | Point::WakeSetAside => &[WakeInVain],
         Point::StopRecorded | Point::StopBoxGone | Point::StopFinished => &[Stop],
         Point::StopThawed => &[StopAsleep],
-        Point::SettleRecorded | Point::SettleBoxGone => &[Settle],
+        Point::SettleBegun | Point::SettleBoxGone | Point::SettleRecorded => &[Settle, SettleDurable],
         Point::FreezeBegun | Point::FreezeFrozen | Point::FreezeRecorded => &[Pause],
         Point::ThawBegun | Point::ThawThawed | Point::ThawRecorded => &[Thaw],
         Point::ImageFrozen | Point::ImageRead => &[MakeDurable, Hibernate],
         Point::ImageRecorded => &[MakeDurable, Hibernate, PutAway],
         Point::ImageMade => &[MakeDurable, Hibernate, HibernateAsleep, PutAway],
         Point::HibernateRecorded | Point::HibernateBoxGone => {
-            &[Hibernate, HibernateAsleep, HibernateDurable, SettleDurable, PutAway]
+            &[Hibernate, HibernateAsleep, HibernateDurable, PutAway]
         }
         Point::HibernateImageRecorded => &[Hibernate],
         Point::HibernateFinished => &[Hibernate, PutAway],

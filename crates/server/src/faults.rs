@@ -46,8 +46,9 @@ points! {
     StopBoxGone => "stop/box-gone",
     StopFinished => "stop/finished",
 
-    SettleRecorded => "settle/recorded",
+    SettleBegun => "settle/begun",
     SettleBoxGone => "settle/box-gone",
+    SettleRecorded => "settle/recorded",
 
     FreezeBegun => "freeze/begun",
     FreezeFrozen => "freeze/frozen",

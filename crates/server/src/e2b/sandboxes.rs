@@ -50,6 +50,8 @@ struct Inner {
 pub struct Sandbox {
     pub id: Id,
     record: Mutex<SandboxRecord>,
+    /// Held while it is changed, so that no change is lost to another.
+    changing: tokio::sync::Mutex<()>,
     /// Its place among the ends.
     due: Mutex<Option<i64>>,
     /// Held by whoever pauses, resumes or ends it.
@@ -111,6 +113,7 @@ impl Sandboxes {
         let sandbox = Arc::new(Sandbox {
             id: id.clone(),
             record: Mutex::new(record.clone()),
+            changing: tokio::sync::Mutex::default(),
             due: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             pausing: AtomicBool::new(false),
@@ -172,6 +175,7 @@ impl Sandboxes {
         sandbox: &Sandbox,
         change: impl FnOnce(&mut SandboxRecord),
     ) -> Result<(), StoreError> {
+        let _alone = sandbox.changing.lock().await;
         let mut record = sandbox.record();
         change(&mut record);
         self.store.set_sandbox(&sandbox.id, &record).await?;
@@ -182,18 +186,21 @@ impl Sandboxes {
 
     /// Sets the end of its time. A paused one is left alone, which `false` says.
     pub async fn set_end(
-        &self,
-        sandbox: &Sandbox,
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
         timeout: i64,
         only_extend: bool,
-    ) -> Result<bool, StoreError> {
-        let _turn = sandbox.turn.lock().await;
-        if sandbox.is_paused() {
-            return Ok(false);
-        }
-        self.change(sandbox, |record| extend(record, timeout, only_extend))
-            .await?;
-        Ok(true)
+    ) -> Result<bool, Trouble> {
+        let (sandboxes, sandbox) = (self.clone(), sandbox.clone());
+        let set = async move {
+            let _turn = sandbox.turn.lock().await;
+            if sandbox.is_paused() {
+                return Ok(false);
+            }
+            let changed = sandboxes.change(&sandbox, |record| extend(record, timeout, only_extend));
+            Ok(changed.await.map(|()| true)?)
+        };
+        self.registry.to_the_end("get another end of its time", set).await
     }
 
     fn file(&self, sandbox: &Sandbox, record: &SandboxRecord) {
@@ -213,13 +220,17 @@ impl Sandboxes {
     /// Puts it away until it is resumed; `false` if it is paused already. With its memory: if that cannot be saved,
     /// it goes on as it was.
     pub async fn pause(
-        &self,
+        self: &Arc<Self>,
         agent: &Arc<Agent>,
-        sandbox: &Sandbox,
+        sandbox: &Arc<Sandbox>,
         mode: PauseMode,
     ) -> Result<bool, Trouble> {
-        let _turn = sandbox.turn.lock().await;
-        self.pause_now(agent, sandbox, mode).await
+        let (sandboxes, agent, sandbox) = (self.clone(), agent.clone(), sandbox.clone());
+        let paused = async move {
+            let _turn = sandbox.turn.lock().await;
+            sandboxes.pause_now(&agent, &sandbox, mode).await
+        };
+        self.registry.to_the_end("be paused", paused).await
     }
 
     async fn pause_now(
@@ -260,13 +271,27 @@ impl Sandboxes {
     /// Runs when this returns, for at least `timeout` milliseconds; gives whether it was paused. Without `memory`, one
     /// that was paused starts from its files.
     pub async fn resume(
+        self: &Arc<Self>,
+        agent: &Arc<Agent>,
+        sandbox: &Arc<Sandbox>,
+        timeout: i64,
+        memory: bool,
+    ) -> Result<bool, Trouble> {
+        let (sandboxes, agent, sandbox) = (self.clone(), agent.clone(), sandbox.clone());
+        let resumed = async move {
+            let _turn = sandbox.turn.lock().await;
+            sandboxes.resume_now(&agent, &sandbox, timeout, memory).await
+        };
+        self.registry.to_the_end("be resumed", resumed).await
+    }
+
+    async fn resume_now(
         &self,
         agent: &Arc<Agent>,
         sandbox: &Sandbox,
         timeout: i64,
         memory: bool,
     ) -> Result<bool, Trouble> {
-        let _turn = sandbox.turn.lock().await;
         let was_paused = sandbox.is_paused();
         if was_paused && !memory {
             agent.stop(Some(GRACE)).await?;
@@ -281,7 +306,7 @@ impl Sandboxes {
     }
 
     /// Something reaches for the agent through its ports: may it?
-    pub async fn admit(&self, agent: &Arc<Agent>) -> Result<(), NotAdmitted> {
+    pub async fn admit(self: &Arc<Self>, agent: &Arc<Agent>) -> Result<(), NotAdmitted> {
         let Some(sandbox) = self.get(&agent.profile.id) else {
             return Ok(());
         };

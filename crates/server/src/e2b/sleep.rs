@@ -172,7 +172,8 @@ async fn extend(
         ));
     }
     if timeout == 0 && !only_extend {
-        sandboxes::expire(state.sandboxes.clone(), sandbox.id.clone()).await;
+        // To its end, also if whoever asked goes away.
+        let _ = tokio::spawn(sandboxes::expire(state.sandboxes.clone(), sandbox.id.clone())).await;
     }
     Ok(StatusCode::NO_CONTENT)
 }

@@ -117,6 +117,8 @@ pub enum Transition {
     /// Clears away a box that ended by itself.
     Settle {
         reason: String,
+        /// Whether its memory is on disk, with which nothing is lost.
+        saved: bool,
     },
     Delete {
         why: String,
@@ -304,14 +306,14 @@ fn at_rest(rest: Rest, lifetime: Lifetime, request: &Request) -> Decision {
             why: "asked to delete".to_owned(),
         }),
 
-        // Nothing is lost with a box that ended in its sleep.
         (
             Rest::Standby,
             Request::BoxExited {
                 reason, saved: true, ..
             },
-        ) => Begin(Transition::Hibernate {
-            why: format!("the box ended: {reason}; its memory is on disk"),
+        ) => Begin(Transition::Settle {
+            reason: reason.clone(),
+            saved: true,
         }),
         (Rest::Running | Rest::Standby, Request::BoxExited { reason, .. }) => Begin(settle(lifetime, reason)),
         (Rest::Stopped | Rest::Hibernated | Rest::Failed, Request::BoxExited { .. }) => Done,
@@ -422,10 +424,13 @@ fn meanwhile(work: Work, request: &Request) -> Decision {
             | Work::MakeDurable
             | Work::Hibernate
             | Work::Snapshot
-            | Work::RollBack,
+            | Work::RollBack
+            // These end the box, if they begin.
+            | Work::Convert
+            | Work::Stop
+            | Work::Delete,
             Request::BoxExited { .. },
         ) => Wait,
-        (Work::Convert | Work::Stop | Work::Delete, Request::BoxExited { .. }) => Done,
     }
 }
 
@@ -445,6 +450,7 @@ fn settle(lifetime: Lifetime, reason: &str) -> Transition {
     match lifetime {
         Lifetime::Persistent => Transition::Settle {
             reason: reason.to_owned(),
+            saved: false,
         },
         Lifetime::Ephemeral => Transition::Delete {
             why: format!("the box ended: {reason}"),
@@ -462,26 +468,28 @@ pub fn during(transition: &Transition) -> State {
         Transition::Hibernate { .. } => State::Hibernating,
         Transition::Snapshot { .. } => State::Freezing,
         Transition::RollBack { .. } | Transition::Convert { .. } => State::Stopping,
-        Transition::Stop { .. } | Transition::Settle { .. } => State::Stopping,
+        Transition::Settle { saved: true, .. } => State::Hibernating,
+        Transition::Stop { .. } | Transition::Settle { saved: false, .. } => State::Stopping,
         Transition::Delete { .. } => State::Deleting,
     }
 }
 
 /// Whether the transition is recorded before it begins. The others change nothing that a crash would
-/// not leave in order, and are recorded when they are over: a wake from standby waits for no disk.
+/// not leave in order, and are recorded when they are over: a wake from standby waits for no disk, and a
+/// box that has ended is gone on one that is full, too.
 pub fn is_recorded_first(transition: &Transition) -> bool {
     match transition {
         Transition::Thaw { .. }
         | Transition::Freeze { .. }
         | Transition::MakeDurable
-        | Transition::Snapshot { .. } => false,
+        | Transition::Snapshot { .. }
+        | Transition::Settle { .. } => false,
         Transition::Start { .. }
         | Transition::Wake { .. }
         | Transition::Hibernate { .. }
         | Transition::RollBack { .. }
         | Transition::Convert { .. }
         | Transition::Stop { .. }
-        | Transition::Settle { .. }
         | Transition::Delete { .. } => true,
     }
 }
@@ -493,16 +501,19 @@ pub fn after(transition: &Transition, from: Rest, outcome: Outcome) -> Next {
             Next::Rest(Rest::Running)
         }
         (Transition::Freeze { .. } | Transition::MakeDurable, Outcome::Done) => Next::Rest(Rest::Standby),
-        (Transition::Hibernate { .. }, Outcome::Done) => Next::Rest(Rest::Hibernated),
+        (Transition::Hibernate { .. } | Transition::Settle { saved: true, .. }, Outcome::Done) => {
+            Next::Rest(Rest::Hibernated)
+        }
         (Transition::Snapshot { .. }, Outcome::Done) => Next::Rest(from),
         // The memory of the snapshot is on disk: as if it had been put there.
         (Transition::RollBack { kind, .. }, Outcome::Done) => Next::Rest(match kind {
             SnapshotKind::Full => Rest::Hibernated,
             SnapshotKind::Files => Rest::Stopped,
         }),
-        (Transition::Convert { .. } | Transition::Stop { .. } | Transition::Settle { .. }, Outcome::Done) => {
-            Next::Rest(Rest::Stopped)
-        }
+        (
+            Transition::Convert { .. } | Transition::Stop { .. } | Transition::Settle { saved: false, .. },
+            Outcome::Done,
+        ) => Next::Rest(Rest::Stopped),
         (Transition::Delete { .. }, Outcome::Done) => Next::Gone,
         (
             Transition::Start { .. }

@@ -53,7 +53,10 @@ pub(super) async fn make_durable(agent: &Arc<Agent>) -> Result<(), Setback> {
     }
     let kept = async {
         // The record must say `standby` before it says that the memory is on disk.
-        catch_up(agent).await?;
+        if let Err(error) = catch_up(agent).await {
+            agent.set_unsavable(Unsavable::Until(Instant::now() + ROOM));
+            return Err(error.into());
+        }
         keep(agent, Awaited::Goes).await
     };
     match kept.await {

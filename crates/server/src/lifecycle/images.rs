@@ -133,6 +133,11 @@ pub(super) async fn give_up(agent: &Agent) {
     if let Some(image) = agent.set_image(None) {
         discard(agent, &image.id).await;
     }
+    forget_memory(agent).await;
+}
+
+/// What was in the memory of a box that is gone, and is in no image.
+pub(super) async fn forget_memory(agent: &Agent) {
     if let Err(error) = agent.ctx.engine.forget_memory(&agent.profile.id).await {
         tracing::warn!(agent = %agent.profile.name, %error, "what was in its memory is left on disk");
     }

@@ -8,6 +8,7 @@
 //! recorded before.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,13 +20,20 @@ use crate::records::{BoxChange, Change, ImageChange, State, Status};
 use crate::store::StoreError;
 
 /// How long a store that refuses is left alone.
-const AGAIN: Duration = Duration::from_secs(1);
+pub(super) const AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Lag {
-    pending: Mutex<VecDeque<Late>>,
+    pending: Mutex<Pending>,
     /// Held by the one who writes, so that the order is kept.
     writing: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Pending {
+    late: VecDeque<Late>,
+    /// Whether a task records them, and tries again until it could.
+    followed: bool,
 }
 
 pub(super) struct Late {
@@ -33,9 +41,16 @@ pub(super) struct Late {
     pub(super) to: Status,
     pub(super) at: i64,
     pub(super) millis: i64,
-    /// A box that the store does not know yet.
-    pub(super) box_record: Option<BoxRecord>,
+    pub(super) box_record: LateBox,
     pub(super) image: LateImage,
+}
+
+/// What has become of the box.
+pub(super) enum LateBox {
+    Kept,
+    /// The store does not know it yet.
+    Made(BoxRecord),
+    Gone,
 }
 
 /// What has become of the memory image.
@@ -53,7 +68,11 @@ impl Late {
             to: &self.to,
             at: self.at,
             millis: Some(self.millis),
-            box_record: self.box_record.as_ref().map_or(BoxChange::Keep, BoxChange::Set),
+            box_record: match &self.box_record {
+                LateBox::Kept => BoxChange::Keep,
+                LateBox::Made(record) => BoxChange::Set(record),
+                LateBox::Gone => BoxChange::Clear,
+            },
             image: match self.image {
                 LateImage::Kept => ImageChange::Keep,
                 LateImage::Useless(_) => ImageChange::Clear,
@@ -65,7 +84,10 @@ impl Late {
     fn and(self, next: Self) -> Self {
         Self {
             from: self.from,
-            box_record: next.box_record.or(self.box_record),
+            box_record: match (self.box_record, next.box_record) {
+                (earlier, LateBox::Kept) => earlier,
+                (_, later @ (LateBox::Made(_) | LateBox::Gone)) => later,
+            },
             image: match (self.image, next.image) {
                 (LateImage::Kept, image) => image,
                 (useless @ LateImage::Useless(_), _) => useless,
@@ -76,13 +98,19 @@ impl Late {
 }
 
 impl Lag {
-    fn pending(&self) -> MutexGuard<'_, VecDeque<Late>> {
+    fn pending(&self) -> MutexGuard<'_, Pending> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns when nothing of what has come so far will be recorded any more.
+    pub(super) async fn forget(&self) {
+        let _turn = self.writing.lock().await;
+        self.pending().late.clear();
     }
 
     /// With all that came meanwhile, so that there is never more than one to try again.
     fn put_back(&self, late: Late) {
-        let mut pending = self.pending();
+        let pending = &mut self.pending().late;
         let all = pending.drain(..).fold(late, Late::and);
         pending.push_back(all);
     }
@@ -90,14 +118,26 @@ impl Lag {
 
 /// Records this soon.
 pub(super) fn record_later(agent: &Arc<Agent>, late: Late) {
-    agent.lag.pending().push_back(late);
-    let later = agent.clone();
-    agent.ctx.tasks.spawn(async move {
-        // The daemon that was ended in order catches up itself; one that dies does not get here.
-        while !later.ctx.is_closed() && catch_up(&later).await.is_err() {
-            let _ = tokio::time::timeout(AGAIN, later.ctx.closed.cancelled()).await;
+    let mut pending = agent.lag.pending();
+    pending.late.push_back(late);
+    if !mem::replace(&mut pending.followed, true) {
+        agent.ctx.tasks.spawn(follow(agent.clone()));
+    }
+}
+
+async fn follow(agent: Arc<Agent>) {
+    // The daemon that was ended in order catches up itself; one that dies does not get here.
+    while !agent.ctx.is_closed() {
+        if catch_up(&agent).await.is_err() {
+            let _ = tokio::time::timeout(AGAIN, agent.ctx.closed.cancelled()).await;
+            continue;
         }
-    });
+        let mut pending = agent.lag.pending();
+        if pending.late.is_empty() {
+            pending.followed = false;
+            return;
+        }
+    }
 }
 
 /// A box that came back from disk goes on although that could not be recorded: its memory is nowhere else.
@@ -114,7 +154,7 @@ pub(super) fn record_awake_later(
         to: to.clone(),
         at: to.since,
         millis,
-        box_record: Some(record.clone()),
+        box_record: LateBox::Made(record.clone()),
         image: image.map_or(LateImage::Kept, |image| LateImage::Useless(image.id)),
     };
     record_later(agent, late);
@@ -124,19 +164,20 @@ pub(super) fn record_awake_later(
 pub(super) async fn catch_up(agent: &Arc<Agent>) -> Result<(), StoreError> {
     let _turn = agent.lag.writing.lock().await;
     loop {
-        let next = agent.lag.pending().pop_front();
+        let next = agent.lag.pending().late.pop_front();
         let Some(late) = next else { return Ok(()) };
         let recorded = agent.ctx.record(&late.change(&agent.profile.id)).await;
         let point = match late.to.state {
             State::Standby => Point::FreezeRecorded,
-            _ => Point::ThawRecorded,
+            State::Running => Point::ThawRecorded,
+            _ => Point::SettleRecorded,
         };
         if let Err(fault) = agent.ctx.faults.reach(point).await {
             tracing::warn!(agent = %agent.profile.name, %fault, "a change of state is recorded");
         }
         // Recorded or not: whoever finds the old record must not find the old memory. By it alone is a box known that has no record.
         if let LateImage::Useless(image) = &late.image
-            && (recorded.is_ok() || late.box_record.is_none())
+            && (recorded.is_ok() || !matches!(late.box_record, LateBox::Made(_)))
         {
             images::discard(agent, image).await;
         }

@@ -237,6 +237,15 @@ impl Registry {
             .collect()
     }
 
+    /// See [`Context::to_the_end`].
+    pub(crate) async fn to_the_end<T: Send + 'static>(
+        &self,
+        verb: &'static str,
+        work: impl Future<Output = Result<T, Trouble>> + Send + 'static,
+    ) -> Result<T, Trouble> {
+        self.ctx.to_the_end(verb, work).await
+    }
+
     /// Makes an agent, and starts it if asked to. If anything fails, nothing of it is left.
     pub async fn create(&self, creation: Creation) -> Result<Arc<Agent>, Trouble> {
         let created = create::create(self.ctx.clone(), creation);

@@ -52,7 +52,7 @@ pub(super) async fn end_box(
 /// Clears away a box that ended by itself.
 pub(super) async fn settle(agent: &Arc<Agent>) -> Result<(), Trouble> {
     let ctx = &agent.ctx;
-    ctx.faults.reach(Point::SettleRecorded).await?;
+    ctx.faults.reach(Point::SettleBegun).await?;
     ctx.engine
         .stop(&agent.profile.id, Duration::ZERO)
         .await

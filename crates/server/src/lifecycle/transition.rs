@@ -8,7 +8,7 @@ use tokio::task::JoinError;
 
 use super::agent::Answer;
 use super::decide::{Next, Outcome, Rest, Transition, Work, after, during, is_recorded_first};
-use super::lag::{Late, LateImage, catch_up, record_awake_later, record_later};
+use super::lag::{Late, LateBox, LateImage, catch_up, record_awake_later, record_later};
 use super::start::Up;
 use super::{
     Agent, Trouble, convert, delete, hibernate, images, roll_back, snapshot, standby, start, stop, watcher,
@@ -59,10 +59,11 @@ pub(super) async fn run(agent: Arc<Agent>, transition: Transition) -> Answer {
     if !is_recorded_first(&transition) {
         return at_once(agent, transition, from, status, began).await;
     }
-    let caught_up = catch_up(&agent).await;
-    // What happened before the end of an agent matters to nobody.
-    if !matches!(transition, Transition::Delete { .. }) {
-        caught_up?;
+    match (catch_up(&agent).await, &transition) {
+        (Ok(()), _) => {}
+        // What happened before the end of an agent matters to nobody.
+        (Err(_), Transition::Delete { .. }) => agent.lag.forget().await,
+        (Err(error), _) => return Err(error.into()),
     }
     let resting = agent.published().status;
     if let Transition::RollBack { snapshot, before, .. } = &transition {
@@ -111,7 +112,7 @@ fn not_begun(agent: &Arc<Agent>, from: Rest, resting: Status, setback: Setback, 
             at: to.since,
             to,
             millis: millis_since(began),
-            box_record: None,
+            box_record: LateBox::Kept,
             image: LateImage::Kept,
         };
         record_later(agent, late);
@@ -149,7 +150,7 @@ async fn at_once(
     };
     // What did not happen, or what changes no state, is no news.
     let quiet = match (&transition, &done) {
-        (_, Err(setback)) => matches!(setback.trouble, Trouble::InUse),
+        (_, Err(setback)) => matches!(setback.trouble, Trouble::InUse) && setback.left == from,
         (Transition::MakeDurable | Transition::Snapshot { .. }, Ok(_)) => true,
         (_, Ok(_)) => false,
     };
@@ -160,6 +161,9 @@ async fn at_once(
     };
     if rest == Rest::Running {
         agent.may_be_savable();
+    }
+    if let Transition::Settle { .. } = transition {
+        agent.publish_no_box();
     }
     agent.publish(to.clone());
     if !quiet {
@@ -172,10 +176,16 @@ async fn at_once(
             to,
             at,
             millis: millis_since(began),
-            box_record: None,
+            box_record: match &done {
+                Ok(Made::NoBox) => LateBox::Gone,
+                Ok(_) | Err(_) => LateBox::Kept,
+            },
             image: stale.map_or(LateImage::Kept, LateImage::Useless),
         };
         record_later(&agent, late);
+    }
+    if let Transition::Settle { saved: false, .. } = transition {
+        images::forget_memory(&agent).await;
     }
     done.map(|_| ()).map_err(|setback| setback.trouble)
 }
@@ -453,7 +463,10 @@ fn why(transition: &Transition) -> String {
         Transition::RollBack { snapshot, .. } => format!("rolled back to {snapshot}"),
         Transition::Convert { to, .. } => format!("its isolation becomes {to}"),
         Transition::Stop { .. } => "asked to stop".to_owned(),
-        Transition::Settle { reason } => format!("the box ended: {reason}"),
+        Transition::Settle { reason, saved } => match saved {
+            true => format!("the box ended: {reason}; its memory is on disk"),
+            false => format!("the box ended: {reason}"),
+        },
         Transition::Delete { why } => why.clone(),
     }
 }
@@ -470,7 +483,10 @@ fn result(transition: &Transition) -> String {
         Transition::Hibernate { why } => why.clone(),
         Transition::Convert { to, .. } => format!("its isolation is {to} now"),
         Transition::Stop { .. } => "stopped on request".to_owned(),
-        Transition::Settle { reason } => format!("the box ended: {reason}"),
+        Transition::Settle { reason, saved } => match saved {
+            true => format!("the box ended: {reason}; its memory is on disk"),
+            false => format!("the box ended: {reason}"),
+        },
         Transition::Delete { .. } => "deleted".to_owned(),
     }
 }

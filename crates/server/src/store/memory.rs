@@ -34,7 +34,8 @@ struct Tables {
     sandboxes: Vec<(Id, SandboxRecord)>,
     workspace_secrets: Vec<SecretRecord>,
     builds: Vec<BuildRecord>,
-    fail_changes_to: Option<State>,
+    fail_changes_to: Vec<State>,
+    refusals: u64,
     fail_images: bool,
     commits: u64,
 }
@@ -51,9 +52,14 @@ impl MemoryStore {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes to this state are refused from now on.
-    pub(crate) fn fail_changes_to(&self, state: Option<State>) {
-        self.tables().fail_changes_to = state;
+    /// Changes to these states, and to no others, are refused from now on.
+    pub(crate) fn fail_changes_to(&self, states: impl IntoIterator<Item = State>) {
+        self.tables().fail_changes_to = states.into_iter().collect();
+    }
+
+    /// Changes of state that were refused.
+    pub(crate) fn refusals(&self) -> u64 {
+        self.tables().refusals
     }
 
     /// Memory images cannot be recorded from now on, or can be again.
@@ -266,6 +272,8 @@ impl Store for MemoryStore {
     }
 
     async fn set_sandbox(&self, agent: &Id, sandbox: &SandboxRecord) -> Result<()> {
+        // As a disk does, it lets others go on meanwhile.
+        tokio::task::yield_now().await;
         let mut tables = self.tables();
         let found = tables.sandboxes.iter_mut().find(|(known, _)| known == agent);
         found.ok_or_else(|| missing("sandbox", agent.as_str()))?.1 = sandbox.clone();

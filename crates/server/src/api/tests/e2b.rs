@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::e2b;
-use crate::records::State;
+use crate::records::{PauseMode, State};
 
 impl Server {
     async fn sandbox(&self, body: Value) -> Value {
@@ -419,6 +419,59 @@ async fn only_what_may_is_woken_from_its_pause_by_a_request() {
         assert_eq!(server.state.sandboxes.admit(&agent).await.is_ok(), auto);
         assert_eq!(agent.state() == State::Running, auto);
     }
+}
+
+#[tokio::test]
+async fn a_pause_comes_to_its_end_when_whoever_asked_goes_away() {
+    let server = Server::new().await;
+    let made = server.sandbox(json!({})).await;
+    let agent = server.agent_of(&made);
+    let sandbox = server.state.sandboxes.get(&agent.profile.id).unwrap();
+    server.engine.hold_stops(true);
+    let path = path_of(&made, "/pause");
+    let half_done = async {
+        let mut published = agent.subscribe();
+        let putting_away = |now: &crate::lifecycle::Published| now.status.state == State::Hibernating;
+        published.wait_for(putting_away).await.unwrap();
+    };
+    tokio::select! {
+        answered = server.post(&path, json!({})) => panic!("{answered:?}"),
+        () = half_done => {}
+    }
+    server.engine.hold_stops(false);
+    let paused = async {
+        while !sandbox.is_paused() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let paused = tokio::time::timeout(Duration::from_secs(30), paused).await;
+    paused.expect("half of it was done");
+    server
+        .post(&path_of(&made, "/connect"), json!({ "timeout": 60 }))
+        .await;
+    assert!(
+        server.state.sandboxes.admit(&agent).await.is_ok(),
+        "it is not paused any more"
+    );
+}
+
+#[tokio::test]
+async fn of_two_changes_of_a_sandbox_none_is_lost() {
+    let server = Server::new().await;
+    let made = server.sandbox(json!({})).await;
+    let sandboxes = &server.state.sandboxes;
+    let sandbox = sandboxes.get(&server.agent_of(&made).profile.id).unwrap();
+    let (paused, connected) = tokio::join!(
+        sandboxes.change(&sandbox, |record| record.paused = Some(PauseMode::Full)),
+        sandboxes.change(&sandbox, |record| record.allow_internet = Some(false)),
+    );
+    paused.unwrap();
+    connected.unwrap();
+    let record = sandbox.record();
+    assert_eq!(
+        (record.paused, record.allow_internet),
+        (Some(PauseMode::Full), Some(false))
+    );
 }
 
 #[tokio::test]

@@ -42,7 +42,7 @@ fn act_of(point: Point) -> Act {
         Point::WakeRefused | Point::WakeSetAside => Act::WakeInVain,
         Point::StopRecorded | Point::StopBoxGone | Point::StopFinished => Act::Stop,
         Point::StopThawed => Act::StopAsleep,
-        Point::SettleRecorded | Point::SettleBoxGone => Act::Settle,
+        Point::SettleBegun | Point::SettleBoxGone | Point::SettleRecorded => Act::Settle,
         Point::FreezeBegun | Point::FreezeFrozen | Point::FreezeRecorded => Act::Pause,
         Point::ThawBegun | Point::ThawThawed | Point::ThawRecorded => Act::Thaw,
         Point::ImageFrozen | Point::ImageRead | Point::ImageMade | Point::ImageRecorded => Act::MakeDurable,

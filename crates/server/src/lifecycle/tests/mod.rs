@@ -8,7 +8,7 @@ use dorm_engine::fake::{FakeEngine, FakeHomes};
 use dorm_engine::{Id, Isolation, Limits};
 use tempfile::TempDir;
 
-use super::{Agent, Creation, Parts, Registry, Trouble, lag};
+use super::{Agent, Creation, Parts, Published, Registry, Trouble, lag};
 use crate::config::OnShutdown;
 use crate::faults::Faults;
 use crate::metrics::Metrics;
@@ -243,11 +243,14 @@ async fn open(
 
 /// Waits until the agent rests in `state`.
 async fn reaches(agent: &Arc<Agent>, state: State) {
-    agent
-        .subscribe()
-        .wait_for(|now| now.status.state == state)
-        .await
-        .unwrap();
+    comes_to(agent, |now| now.status.state == state).await;
+}
+
+/// On a clock that is paused, what never happens is known at once.
+async fn comes_to(agent: &Arc<Agent>, end: impl FnMut(&Published) -> bool) {
+    let mut published = agent.subscribe();
+    let waited = tokio::time::timeout(Duration::from_secs(24 * 3600), published.wait_for(end)).await;
+    waited.expect("it never happens").unwrap();
 }
 
 /// Until times that are recorded from now on are other ones.
@@ -256,5 +259,5 @@ async fn later() {
 }
 
 async fn vanishes(agent: &Arc<Agent>) {
-    agent.subscribe().wait_for(|now| now.gone).await.unwrap();
+    comes_to(agent, |now| now.gone).await;
 }

@@ -74,7 +74,8 @@ impl Tables {
     }
 
     pub(super) fn change_state(&mut self, change: &Change<'_>) -> Result<()> {
-        if self.fail_changes_to == Some(change.to.state) {
+        if self.fail_changes_to.contains(&change.to.state) {
+            self.refusals += 1;
             let source = sqlx::Error::Io(std::io::Error::other("declared fault"));
             return Err(StoreError::Database {
                 doing: "recorded a change of state",
