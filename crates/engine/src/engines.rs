@@ -31,11 +31,12 @@ pub(crate) trait Kind: std::fmt::Debug + Send + Sync {
     async fn recover(&self, spec: &BoxSpec, image: &Path) -> Result<Option<BoxRecord>>;
 
     /// About how many bytes an image of the box takes beside its home.
-    fn image_size(&self, live: &LiveBox) -> Result<u64> {
+    async fn image_size(&self, live: &LiveBox) -> Result<u64> {
         live.memory_in_no_file()
     }
 
-    async fn dump(&self, live: &LiveBox, image: &Path) -> Result<Dumped>;
+    /// `room` is what was kept for the image; who has to let the box go on in between keeps it anew.
+    async fn dump(&self, live: &LiveBox, image: &Path, room: &mut Room) -> Result<Dumped>;
 
     async fn connect(&self, live: &LiveBox) -> Result<Box<dyn GuestStream>>;
 
@@ -263,9 +264,14 @@ impl Engine for Engines {
 
     async fn dump(&self, id: &Id, image: &Path) -> Result<Dumped> {
         let (live, kind) = self.live(id)?;
-        let room = self.host.pool.room_beside(|| kind.image_size(&live)).await?;
-        let dumped = kind.dump(&live, image).await?;
-        room.as_ref().map_or(Ok(()), Room::was_enough)?;
+        let mut room = self.host.pool.room_beside();
+        room.keep(kind.image_size(&live)).await?;
+        let dumped = kind.dump(&live, image, &mut room).await?;
+        if let Err(error) = room.was_enough() {
+            // That is as many files as there is memory.
+            let _ = tokio::task::spawn_blocking(move || drop(dumped)).await;
+            return Err(error);
+        }
         Ok(dumped)
     }
 
@@ -275,7 +281,11 @@ impl Engine for Engines {
 
     async fn release(&self, id: &Id, image: &Path) {
         let (home, image) = (self.host.pool.home_path(id), image.to_owned());
-        let released = tokio::task::spawn_blocking(move || crate::criu::release(&home, &image));
+        let released = tokio::task::spawn_blocking(move || {
+            crate::criu::release(&home, &image);
+            // The last restore may have been broken off.
+            crate::criu::lay_ghosts(&home, &image);
+        });
         let _ = released.await;
     }
 

@@ -295,7 +295,9 @@ impl Group {
             Version::V2 => (self.read("", "memory.stat")?, "anon"),
             Version::V1 => (self.read("memory", "memory.stat")?, "rss"),
         };
-        Ok(field(&stat, anonymous) + field(&stat, "shmem"))
+        // In version 2 a group has none of it in swap.
+        let parts = [anonymous, "shmem", "swap"];
+        Ok(parts.iter().map(|part| field(&stat, part)).sum())
     }
 
     /// Stops all processes of the group where they are. Returns when they are.

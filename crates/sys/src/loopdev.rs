@@ -5,13 +5,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_SET_CAPACITY: libc::c_ulong = 0x4C07;
 const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
+const LOOP_MAJOR: u32 = 7;
 const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
@@ -110,6 +111,12 @@ impl LoopDevice {
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
+
+/// Whether what is at `path` is a loop device, of whatever file.
+pub fn is_loop(path: &Path) -> io::Result<bool> {
+    let found = fs::metadata(path)?;
+    Ok(found.file_type().is_block_device() && libc::major(found.rdev()) == LOOP_MAJOR)
 }
 
 /// A device is kept open until it was chosen or not: it keeps its file for as long.
@@ -278,6 +285,15 @@ mod tests {
         // And what is at its place is no loop device.
         sys.add("dev/loop8", "");
         assert!(look().unwrap_err().to_string().contains("dev/loop8"));
+    }
+
+    #[test]
+    fn what_is_no_block_device_of_that_kind_is_no_loop_device() {
+        let sys = Sys::new("kind");
+        sys.add("loop0", "");
+        assert!(!is_loop(&sys.0.join("loop0")).unwrap());
+        assert!(!is_loop(Path::new("/dev/null")).unwrap());
+        is_loop(&sys.0.join("loop1")).unwrap_err();
     }
 
     #[test]

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::num::NonZero;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use dorm_sys::btrfs;
@@ -19,22 +19,24 @@ use super::Container;
 use super::spare::Spares;
 use crate::criu::manifest::{Manifest, Pages, Unusable};
 use crate::criu::{Criu, LENT, Talk};
+use crate::engines::Kind as _;
+use crate::home::Room;
 use crate::host::image::{Still, Unfinished};
 use crate::host::large_pages::LargePages;
 use crate::host::{LiveBox, ended, netns_of, record_of};
 use crate::launch::{self, Job};
 use crate::network::Owned;
-use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, Result};
+use crate::{BoxRecord, BoxSpec, Dumped, EngineError, Isolation, MemoryImage, Result};
 
 /// How long a box goes on whose state of the moment cannot be saved: twice as long each time, up to the last.
 const MOMENT: Duration = Duration::from_millis(50);
 const LAST_MOMENT: Duration = Duration::from_millis(1600);
-/// Enough for some gigabytes that are in the page cache.
-const LARGE_PAGES_FOR: Duration = Duration::from_secs(2);
 /// What is left to do when a box is back, until whoever waits for it knows.
 const TOLD_WITHIN: Duration = Duration::from_millis(5);
 /// How long a process that was killed may take to be gone.
 const REAPED_WITHIN: Duration = Duration::from_secs(1);
+/// Open files of a box that are looked at, which chooses how many it has. It takes a second or two, in which nothing of it runs.
+const MOST_FILES: usize = 1 << 18;
 
 /// Whether what keeps the memory from being saved will not be so a moment later: a connection that its other end gave up before
 /// anybody accepted it, a process between two identities, or one that is starting another.
@@ -60,7 +62,7 @@ impl Container {
         self.usable_criu().map_err(EngineError::CannotCheckpoint)
     }
 
-    pub(super) async fn dump_box(&self, live: &LiveBox, image: &Path) -> Result<Dumped> {
+    pub(super) async fn dump_box(&self, live: &LiveBox, image: &Path, room: &mut Room) -> Result<Dumped> {
         let criu = self.criu()?;
         let failed = || EngineError::io("cannot write the memory image");
         let home = self.host.pool.home_path(&live.id);
@@ -72,38 +74,56 @@ impl Container {
             let unfinished = Unfinished::make(image).map_err(failed())?;
             let (launcher, pid) = (&self.host.launcher, live.process.pid);
             let volumes: Vec<String> = live.volumes.iter().map(|volume| volume.path.clone()).collect();
-            let dumped = criu.dump(launcher, pid, &live.group, &home, &volumes, &unfinished.0, talk);
-            match dumped.await {
+            let dumped = criu.dump(
+                launcher,
+                pid,
+                &live.group,
+                &home,
+                &volumes,
+                &unfinished.0,
+                talk,
+                room.used_up(),
+            );
+            let error = match dumped.await {
                 Ok(names) => break (unfinished, names),
-                Err(EngineError::CannotCheckpoint(reason)) if moment <= LAST_MOMENT && passes(&reason) => {
+                Err(error) => error,
+            };
+            let home = home.clone();
+            let removed = tokio::task::spawn_blocking(move || {
+                // A CRIU that was killed may have left names.
+                crate::criu::release(&home, &unfinished.0);
+            });
+            let _ = removed.await;
+            match error {
+                EngineError::CannotCheckpoint(reason) if moment <= LAST_MOMENT && passes(&reason) => {
                     tracing::debug!(id = %live.id, reason, "the box goes on for a moment");
                     live.thaw()?;
                     tokio::time::sleep(moment).await;
                     moment *= 2;
                     live.freeze().await?;
+                    // In which it may have grown.
+                    room.keep(self.image_size(live)).await?;
                 }
                 // Once more, to hear which process it is.
-                Err(EngineError::CannotCheckpoint(_)) if talk == Talk::Errors => talk = Talk::Steps,
-                Err(error) => {
-                    // A CRIU that was killed may have left names.
-                    crate::criu::release(&home, &unfinished.0);
-                    return Err(error);
-                }
+                EngineError::CannotCheckpoint(_) if talk == Talk::Errors => talk = Talk::Steps,
+                error => return Err(error),
             }
         };
-        live.note_names(names);
+        let mut unsealed = Unsealed {
+            names: live.note_names(names),
+            home,
+            unfinished,
+        };
         tracing::debug!(id = %live.id, took = ?began.elapsed(), "memory read");
         let (id, image, version) = (live.id.clone(), image.to_owned(), criu.version.clone());
         let (guest_hash, uid_base) = (live.guest_hash.clone(), live.uid_base);
         Ok(Dumped::new(async move {
             let began = Instant::now();
-            let committed = tokio::task::spawn_blocking(move || {
-                let _ = fs::remove_file(unfinished.0.join("criu.log"));
-                Manifest::commit(&unfinished.0, &image, &guest_hash, uid_base, &version)
-            });
+            let committed =
+                tokio::task::spawn_blocking(move || unsealed.seal(&image, &guest_hash, uid_base, &version));
             let committed = committed
                 .await
-                .unwrap_or_else(|e| Err(std::io::Error::other(e)))
+                .unwrap_or_else(|e| Err(io::Error::other(e)))
                 .map_err(failed());
             tracing::debug!(%id, took = ?began.elapsed(), "memory image on disk");
             committed
@@ -122,7 +142,9 @@ impl Container {
         let guest = self.host.guest_in(&manifest, spec)?;
         let attempt = async |pages: Pages, in_large_pages: bool| {
             if Still::is_marked(image) {
-                crate::criu::lay_ghosts(&self.host.pool.home_path(&spec.id), image);
+                let (home, image) = (self.host.pool.home_path(&spec.id), image.to_owned());
+                let laid = tokio::task::spawn_blocking(move || crate::criu::lay_ghosts(&home, &image));
+                let _ = laid.await;
             }
             Still::mark(image).map_err(EngineError::io("cannot mark the memory image as untouched"))?;
             let work = tempfile::Builder::new()
@@ -267,26 +289,50 @@ impl Container {
     }
 }
 
-/// Bytes on disk of files that the group has open and that have no name any more: CRIU copies them into the image.
-pub(super) fn files_without_names(group: &Group) -> std::io::Result<u64> {
+/// An image that takes its names along if it is never sealed.
+struct Unsealed {
+    /// None any more if the box has gone on: the same ones may be another image's by then.
+    names: Weak<Vec<PathBuf>>,
+    home: PathBuf,
+    unfinished: Unfinished,
+}
+
+impl Unsealed {
+    fn seal(&mut self, image: &Path, guest_hash: &str, uid_base: u32, criu: &str) -> io::Result<MemoryImage> {
+        let directory = &self.unfinished.0;
+        let _ = fs::remove_file(directory.join("criu.log"));
+        let sealed = Manifest::commit(directory, image, guest_hash, uid_base, criu)?;
+        self.names = Weak::new();
+        Ok(sealed)
+    }
+}
+
+impl Drop for Unsealed {
+    fn drop(&mut self) {
+        if let Some(names) = self.names.upgrade() {
+            crate::criu::forget(&self.home, &names);
+        }
+    }
+}
+
+/// Bytes on disk of files that the group has open and that have no name any more: CRIU copies them into the image. What is beyond
+/// [`MOST_FILES`] is left to whoever looks at the room while it does.
+pub(super) fn files_without_names(group: &Group) -> io::Result<u64> {
+    let members = group.processes()?.into_iter();
+    // One that has ended has none.
+    let open = members.filter_map(|pid| fs::read_dir(format!("/proc/{pid}/fd")).ok());
     let mut sizes = BTreeMap::new();
-    for pid in group.processes()? {
-        // One that has ended has none.
-        let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else {
+    for link in open.flatten().flatten().take(MOST_FILES) {
+        // It leads to the file itself, whatever the box has put in the place of its name.
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::open(link.path(), flags, Mode::empty()) else {
             continue;
         };
-        for link in open.flatten() {
-            // It leads to the file itself, whatever the box has put in the place of its name.
-            let flags = OFlags::PATH | OFlags::CLOEXEC;
-            let Ok(file) = rustix::fs::open(link.path(), flags, Mode::empty()) else {
-                continue;
-            };
-            let found = rustix::fs::fstat(&file)?;
-            let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
-            // What is in memory alone counts as that.
-            if is_file && found.st_nlink == 0 && btrfs::is_btrfs(file.as_fd())? {
-                sizes.insert((found.st_dev, found.st_ino), found.st_blocks as u64 * 512);
-            }
+        let found = rustix::fs::fstat(&file)?;
+        let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+        // What is in memory alone counts as that.
+        if is_file && found.st_nlink == 0 && btrfs::is_btrfs(file.as_fd())? {
+            sizes.insert((found.st_dev, found.st_ino), found.st_blocks as u64 * 512);
         }
     }
     Ok(sizes.into_values().sum())
@@ -295,14 +341,12 @@ pub(super) fn files_without_names(group: &Group) -> std::io::Result<u64> {
 /// Has large pages while memory is read; not while a disk is slow, as they are everybody's.
 async fn within_moment<T>(reading: impl Future<Output = T>) -> T {
     let mut reading = std::pin::pin!(reading);
-    let large = LargePages::hold();
-    match tokio::time::timeout(LARGE_PAGES_FOR, &mut reading).await {
-        Ok(read) => read,
-        Err(_) => {
-            drop(large);
-            reading.await
-        }
+    if let Some(large) = LargePages::hold()
+        && let Ok(read) = tokio::time::timeout(large.left, &mut reading).await
+    {
+        return read;
     }
+    reading.await
 }
 
 /// In large pages, memory takes more of it than it did.
@@ -338,7 +382,7 @@ pub(super) async fn limit_again(group: &Group, limits: &GroupLimits) {
     let (to_limit, limits) = (group.clone(), limits.clone());
     // It waits for memory that is given back.
     let limited = tokio::task::spawn_blocking(move || to_limit.lower(&limits)).await;
-    if let Err(error) = limited.unwrap_or_else(|e| Err(std::io::Error::other(e))) {
+    if let Err(error) = limited.unwrap_or_else(|e| Err(io::Error::other(e))) {
         tracing::warn!(%error, ?group, "a box that came back may take more than its limits");
     }
 }
@@ -361,11 +405,72 @@ impl Check {
 }
 
 /// What must not be as it was when the image was made, which several boxes may come from. Nothing runs yet.
-fn renew(pid: i32, hostname: &str) -> std::io::Result<()> {
+fn renew(pid: i32, hostname: &str) -> io::Result<()> {
     let uts = dorm_sys::namespace::open(pid, "uts")?;
     dorm_sys::namespace::set_hostname(uts.as_fd(), hostname)?;
     if let Err(error) = dorm_sys::random::reseed() {
         tracing::warn!(%error, "the random generator cannot be seeded anew");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Saved {
+        names: Arc<Vec<PathBuf>>,
+        unsealed: Unsealed,
+        directory: tempfile::TempDir,
+    }
+
+    impl Saved {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let home = directory.path().join("home");
+            fs::create_dir(&home).unwrap();
+            fs::write(home.join("link_remap.1"), "").unwrap();
+            let names = Arc::new(vec![PathBuf::from("link_remap.1")]);
+            let unsealed = Unsealed {
+                names: Arc::downgrade(&names),
+                home,
+                unfinished: Unfinished::make(&directory.path().join("image")).unwrap(),
+            };
+            Self {
+                names,
+                unsealed,
+                directory,
+            }
+        }
+
+        /// Which there are of the names and the image, once that is sealed or not.
+        fn end(self, seal: impl FnOnce(&mut Unsealed, &Path)) -> [bool; 2] {
+            let mut unsealed = self.unsealed;
+            seal(&mut unsealed, &self.directory.path().join("image"));
+            drop(unsealed);
+            ["home/link_remap.1", "image"].map(|path| self.directory.path().join(path).exists())
+        }
+    }
+
+    #[test]
+    fn an_image_that_is_not_sealed_leaves_no_names() {
+        let seal = |unsealed: &mut Unsealed, image: &Path| unsealed.seal(image, "guest", 0, "criu");
+        assert_eq!(Saved::new().end(|_, _| {}), [false, false]);
+        let fails = |unsealed: &mut Unsealed, image: &Path| {
+            fs::create_dir_all(image.with_file_name("image.new/manifest.json")).unwrap();
+            seal(unsealed, image).unwrap_err();
+        };
+        assert_eq!(Saved::new().end(fails), [false, false]);
+        let seals = |unsealed: &mut Unsealed, image: &Path| {
+            seal(unsealed, image).unwrap();
+        };
+        assert_eq!(Saved::new().end(seals), [true, true]);
+    }
+
+    #[test]
+    fn names_are_another_images_once_the_box_has_gone_on() {
+        let mut saved = Saved::new();
+        saved.names = Arc::default();
+        assert_eq!(saved.end(|_, _| {}), [true, false]);
+    }
 }

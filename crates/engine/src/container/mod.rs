@@ -11,6 +11,7 @@ use self::patience::Patience;
 use self::spare::{Part, Spares};
 use crate::criu::Criu;
 use crate::engines::Kind;
+use crate::home::Room;
 use crate::host::{self, Host, LiveBox};
 use crate::network;
 use crate::{About, BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Listening, Result, about};
@@ -101,14 +102,17 @@ impl Kind for Container {
         self.recover_box(spec, image).await
     }
 
-    fn image_size(&self, live: &LiveBox) -> Result<u64> {
-        let nameless = checkpoint::files_without_names(&live.group);
-        let nameless = nameless.map_err(EngineError::io("cannot measure the box's open files"))?;
+    async fn image_size(&self, live: &LiveBox) -> Result<u64> {
+        let group = live.group.clone();
+        let nameless = tokio::task::spawn_blocking(move || checkpoint::files_without_names(&group)).await;
+        let nameless = nameless
+            .unwrap_or_else(|e| Err(std::io::Error::other(e)))
+            .map_err(EngineError::io("cannot measure the box's open files"))?;
         Ok(live.memory_in_no_file()? + nameless)
     }
 
-    async fn dump(&self, live: &LiveBox, image: &Path) -> Result<Dumped> {
-        self.dump_box(live, image).await
+    async fn dump(&self, live: &LiveBox, image: &Path, room: &mut Room) -> Result<Dumped> {
+        self.dump_box(live, image, room).await
     }
 
     async fn connect(&self, live: &LiveBox) -> Result<Box<dyn GuestStream>> {

@@ -104,6 +104,7 @@ impl Bare {
                 &[],
                 images,
                 Talk::Errors,
+                std::future::pending(),
             )
             .await?;
         let took = began.elapsed();

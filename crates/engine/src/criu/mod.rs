@@ -121,7 +121,7 @@ impl Criu {
 
     /// Writes the memory of the process tree of `pid`, which is in the frozen `group`, to the directory `images`. Gives
     /// the names that it had to leave in `home`, without which the image is of no use. CRIU tells what it does with `talk`, which
-    /// takes time, and names the process where it fails.
+    /// takes time, and names the process where it fails. It is ended when `no_room` comes to an end.
     #[expect(
         clippy::too_many_arguments,
         reason = "they have one thing in common, this call"
@@ -135,6 +135,7 @@ impl Criu {
         volumes: &[String],
         images: &Path,
         talk: Talk,
+        no_room: impl Future<Output = EngineError>,
     ) -> Result<Vec<PathBuf>> {
         let failed = || EngineError::io("cannot start criu");
         let directory = File::open(images).map_err(failed())?;
@@ -178,20 +179,23 @@ impl Criu {
                 }
                 names::Names::hold(home, images)
             });
-            let dumped = tokio::time::timeout(limit, dumped).await;
-            let dumped = match dumped {
-                Ok(dumped) => dumped,
-                Err(_) => {
+            let dumped = tokio::select! {
+                dumped = dumped => Ok(dumped),
+                () = tokio::time::sleep(limit) => {
                     launcher.kill().await;
                     let why = format!("criu did not come to an end within {} s", limit.as_secs());
-                    Err(rpc::Refused::Lost(io::Error::new(io::ErrorKind::TimedOut, why)))
+                    Ok(Err(rpc::Refused::Lost(io::Error::new(io::ErrorKind::TimedOut, why))))
+                }
+                error = no_room => {
+                    launcher.kill().await;
+                    Err(error)
                 }
             };
             // A CRIU that is killed leaves the box as it had it then, and that may be running.
-            if thawed || dumped.is_err() {
+            if thawed || !matches!(dumped, Ok(Ok(_))) {
                 group.freeze().map_err(failed())?;
             }
-            let held = dumped.map_err(|refused| self.unsaved(images, refused))?;
+            let held = dumped?.map_err(|refused| self.unsaved(images, refused))?;
             if group.is_thawed().map_err(failed())? {
                 group.freeze().map_err(failed())?;
                 let reason = "the box has gone on while its memory was read";

@@ -5,16 +5,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, BufReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
 use prost::Message;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 
 /// First characters of the names that CRIU makes.
 const PREFIX: &[u8] = b"link_remap.";
+/// Of one image.
+const MOST_GHOSTS: usize = 1 << 16;
 
 /// Files that CRIU has named, and where. They stay reachable when the names are gone.
 #[derive(Debug, Default)]
@@ -38,7 +41,7 @@ impl Names {
         let mut names = Vec::new();
         for path in paths {
             match named(&home, &path) {
-                Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => {}
+                Err(Errno::NOENT | Errno::NOTDIR) => {}
                 found => names.push(found?),
             }
         }
@@ -73,22 +76,22 @@ fn named(home: &File, path: &Path) -> rustix::io::Result<Named> {
 /// No link is followed, whatever the box has put there.
 fn folder_of<'a>(home: &File, path: &'a Path) -> rustix::io::Result<(OwnedFd, &'a std::ffi::OsStr)> {
     let plain = path.components().all(|part| matches!(part, Component::Normal(_)));
-    let name = path
-        .file_name()
-        .filter(|_| plain)
-        .ok_or(rustix::io::Errno::INVAL)?;
+    let name = path.file_name().filter(|_| plain).ok_or(Errno::INVAL)?;
     let parent = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     };
-    let folder = rustix::fs::openat2(
-        home,
-        parent,
+    Ok((open_folder(home, parent)?, name))
+}
+
+fn open_folder(above: impl AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat2(
+        above,
+        path,
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
         ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV,
-    )?;
-    Ok((folder, name))
+    )
 }
 
 /// Takes names away that are needed no more, once the processes go on.
@@ -134,12 +137,48 @@ pub(crate) fn release(home: &Path, images: &Path) {
 /// Takes away the files that a CRIU which was killed in a restore has made in `home`, for those of the image that are open and have no name.
 /// CRIU makes them beside the lost name, has them opened, and removes them; the next would find them in its way.
 pub(crate) fn lay_ghosts(home: &Path, images: &Path) {
-    match ghosts(images) {
-        Ok(ghosts) if ghosts.is_empty() => {}
-        Ok(ghosts) => forget(home, &ghosts),
-        Err(error) => {
-            tracing::debug!(image = %images.display(), %error, "files of a restore that was broken off may be left");
+    let laid = || -> io::Result<()> {
+        let of_files = remaps(images, GHOST)?.take(MOST_GHOSTS);
+        let numbers = of_files
+            .map(|remap| remap.map(|remap| (remap.opened, remap.file)))
+            .collect::<io::Result<BTreeMap<u32, u32>>>()?;
+        if numbers.is_empty() {
+            return Ok(());
         }
+        let home = File::open(home)?;
+        for file in files(images)? {
+            let (id, lost) = file?;
+            if let Some(number) = numbers.get(&id)
+                && let Err(error) = lay(&home, &lost, *number)
+            {
+                tracing::debug!(lost = %lost.display(), %error, "a file of a restore that was broken off is left");
+            }
+        }
+        Ok(())
+    };
+    if let Err(error) = laid() {
+        tracing::debug!(image = %images.display(), %error, "files of a restore that was broken off may be left");
+    }
+}
+
+/// The ghost is in the folder of the lost name. Where that has gone, it is in the next one above that was there then: CRIU itself makes
+/// folders for those that are ghosts.
+fn lay(home: &File, lost: &Path, number: u32) -> rustix::io::Result<()> {
+    let mut name = lost.file_name().ok_or(Errno::INVAL)?.to_owned();
+    name.push(format!(".cr.{number:x}.ghost"));
+    let mut folder = open_folder(home, Path::new("."))?;
+    let mut below = lost.parent().into_iter().flatten();
+    loop {
+        match rustix::fs::unlinkat(&folder, &name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::ISDIR) => rustix::fs::unlinkat(&folder, &name, AtFlags::REMOVEDIR)?,
+            Err(error) => return Err(error),
+        }
+        let Some(part) = below.next() else { return Ok(()) };
+        folder = match open_folder(&folder, Path::new(part)) {
+            Err(Errno::NOENT) => return Ok(()),
+            opened => opened?,
+        };
     }
 }
 
@@ -175,69 +214,71 @@ struct RegularFile {
 
 /// Where the files with such names are, below the box's root.
 fn linked(images: &Path) -> io::Result<Vec<PathBuf>> {
-    let remaps = remaps(images, NAMED)?;
-    let named = names_of(images, remaps.iter().map(|remap| remap.file))?;
-    Ok(named.into_values().collect())
-}
-
-/// The names that CRIU may give to ghosts while it restores, below the box's root.
-fn ghosts(images: &Path) -> io::Result<Vec<PathBuf>> {
-    let remaps = remaps(images, GHOST)?;
-    let opened = names_of(images, remaps.iter().map(|remap| remap.opened))?;
-    // Where folders have gone with the lost name, they are in the next one above that is there.
-    let names = |remap: &Remap| {
-        let lost = opened.get(&remap.opened)?;
-        let mut name = lost.file_name()?.to_owned();
-        name.push(format!(".cr.{:x}.ghost", remap.file));
-        Some(lost.ancestors().skip(1).map(move |folder| folder.join(&name)))
-    };
-    Ok(remaps.iter().filter_map(names).flatten().collect())
-}
-
-fn remaps(images: &Path, kind: i32) -> io::Result<Vec<Remap>> {
-    let mut remaps: Vec<Remap> = entries(&images.join("remap-fpath.img"))?;
-    remaps.retain(|remap| remap.kind() == kind);
-    Ok(remaps)
-}
-
-/// The names of files by their numbers.
-fn names_of(images: &Path, numbers: impl Iterator<Item = u32>) -> io::Result<BTreeMap<u32, PathBuf>> {
-    let numbers: BTreeSet<u32> = numbers.collect();
+    let numbers = remaps(images, NAMED)?
+        .map(|remap| remap.map(|remap| remap.file))
+        .collect::<io::Result<BTreeSet<u32>>>()?;
     if numbers.is_empty() {
-        return Ok(BTreeMap::new());
+        return Ok(Vec::new());
     }
-    let files: Vec<FileEntry> = entries(&images.join("files.img"))?;
-    let wanted = files.into_iter().filter(|file| numbers.contains(&file.id));
-    Ok(wanted
-        .filter_map(|file| {
-            let path = PathBuf::from(OsString::from_vec(file.regular?.name));
-            let inside = path.strip_prefix("/").map(Path::to_owned).unwrap_or(path);
-            Some((file.id, inside))
-        })
-        .collect())
+    let mut paths = Vec::new();
+    for file in files(images)? {
+        let (id, path) = file?;
+        if numbers.contains(&id) {
+            paths.push(path);
+        }
+    }
+    Ok(paths)
 }
 
-/// An image file: two magic numbers, then messages, each behind its length. One that is not there has no messages.
-fn entries<T: Message + Default>(path: &Path) -> io::Result<Vec<T>> {
-    let bytes = match std::fs::read(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        bytes => bytes?,
+fn remaps(images: &Path, kind: i32) -> io::Result<impl Iterator<Item = io::Result<Remap>> + use<>> {
+    let remaps = entries(images.join("remap-fpath.img"))?;
+    let is_of_kind =
+        move |remap: &io::Result<Remap>| remap.as_ref().map_or(true, |remap| remap.kind() == kind);
+    Ok(remaps.filter(is_of_kind))
+}
+
+/// Numbers and names of the regular files of an image. A box chooses how many they are.
+fn files(images: &Path) -> io::Result<impl Iterator<Item = io::Result<(u32, PathBuf)>> + use<>> {
+    let named = |file: FileEntry| {
+        let path = PathBuf::from(OsString::from_vec(file.regular?.name));
+        let inside = path.strip_prefix("/").map(Path::to_owned).unwrap_or(path);
+        Some((file.id, inside))
     };
-    let broken = || {
-        io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("{} is cut off", path.display()),
-        )
+    let files = entries(images.join("files.img"))?;
+    Ok(files.filter_map(move |file| file.map(named).transpose()))
+}
+
+/// The messages of an image file, each behind its length, after two magic numbers. One that is not there has none.
+fn entries<T: Message + Default>(path: PathBuf) -> io::Result<impl Iterator<Item = io::Result<T>>> {
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        opened => Some(BufReader::new(opened?)),
     };
-    let mut rest = bytes.get(8..).ok_or_else(broken)?;
-    let mut found = Vec::new();
-    while let Some((length, after)) = rest.split_first_chunk::<4>() {
-        let length = u32::from_le_bytes(*length) as usize;
-        let message = after.get(..length).ok_or_else(broken)?;
-        found.push(T::decode(message).map_err(io::Error::other)?);
-        rest = &after[length..];
+    if let Some(file) = &mut file {
+        file.read_exact(&mut [0; 8])?;
     }
-    Ok(found)
+    Ok(std::iter::from_fn(move || {
+        let entry = entry(file.as_mut()?).transpose();
+        if !matches!(entry, Some(Ok(_))) {
+            file = None;
+        }
+        entry
+    }))
+}
+
+fn entry<T: Message + Default>(file: &mut BufReader<File>) -> io::Result<Option<T>> {
+    let (mut length, mut message) = (Vec::new(), Vec::new());
+    file.by_ref().take(4).read_to_end(&mut length)?;
+    let Ok(length) = length.try_into() else {
+        return Ok(None);
+    };
+    let length = u64::from(u32::from_le_bytes(length));
+    file.take(length).read_to_end(&mut message)?;
+    if (message.len() as u64) < length {
+        let cut = "a file of the memory image is cut off";
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, cut));
+    }
+    T::decode(&message[..]).map(Some).map_err(io::Error::other)
 }
 
 #[cfg(test)]
@@ -346,14 +387,24 @@ mod tests {
             file,
             kind: Some(GHOST),
         };
-        let files = [opened(7, b"/log"), opened(8, b"/work/tree/that/is/gone/data")];
+        let files = [
+            opened(7, b"/log"),
+            opened(8, b"/work/tree/that/is/gone/data"),
+            opened(9, b"/work/left"),
+        ];
         write(&images.path().join("files.img"), &files);
-        let remaps = [ghost(7, 0x1a), ghost(8, 0x1c)];
+        let remaps = [ghost(7, 0x1a), ghost(8, 0x1c), ghost(9, 0x1d)];
         write(&images.path().join("remap-fpath.img"), &remaps);
         std::fs::create_dir_all(home.path().join("work/tree")).unwrap();
         let kept = ["log", "log.cr.1b.ghost", "work/data"];
-        let made = ["log.cr.1a.ghost", "work/tree/data.cr.1c.ghost"];
-        for name in kept.iter().chain(&made) {
+        let made = [
+            "log.cr.1a.ghost",
+            "work/tree/data.cr.1c.ghost",
+            "work/left.cr.1d.ghost",
+        ];
+        let (folder, files) = (made[2], [made[0], made[1]]);
+        std::fs::create_dir(home.path().join(folder)).unwrap();
+        for name in kept.iter().chain(&files) {
             std::fs::write(home.path().join(name), "content").unwrap();
         }
         assert!(!has_names(images.path()));

@@ -17,6 +17,7 @@ use async_trait::async_trait;
 use self::control::Control;
 use self::find::Runsc;
 use crate::engines::Kind;
+use crate::home::Room;
 use crate::host::{Host, LiveBox, Sought};
 use crate::{About, BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result, about};
 
@@ -85,7 +86,7 @@ impl Kind for Gvisor {
         self.recover_box(spec, image).await
     }
 
-    async fn dump(&self, live: &LiveBox, image: &Path) -> Result<Dumped> {
+    async fn dump(&self, live: &LiveBox, image: &Path, _: &mut Room) -> Result<Dumped> {
         self.dump_box(live, image).await
     }
 

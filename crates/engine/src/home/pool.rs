@@ -1,6 +1,6 @@
 //! The btrfs filesystem that holds all homes: a part of the data directory where that lies on btrfs, and
 //! otherwise a file that grows, mounted over a loop device. Either is mounted so that nobody changes a home by reading it: a memory
-//! image is valid with the very home that it was made with.
+//! image is valid with the very home that it was made with. A disk that somebody has mounted in its place is taken as it is.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,7 +8,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use dorm_sys::{btrfs, loopdev::LoopDevice, mount::Detached};
+use dorm_sys::loopdev::{self, LoopDevice};
+use dorm_sys::{btrfs, mount::Detached};
 use rustix::fs::XattrFlags;
 use rustix::mount::MountFlags;
 
@@ -57,7 +58,7 @@ impl Filesystem {
             let mounted = mount_over_itself(&data, &root);
             (None, mounted.map_err(EngineError::io("cannot mount the pool"))?)
         } else {
-            (Some(mount_image(config, &root)?), false)
+            (mount_image(config, &root)?, false)
         };
 
         let directory = File::open(&root).map_err(EngineError::io("cannot open the pool"))?;
@@ -88,6 +89,22 @@ impl Filesystem {
         })
     }
 
+    /// No btrfs, for tests of what is beside one.
+    #[cfg(test)]
+    pub(super) fn like(root: &Path, image: Option<&Path>) -> Self {
+        let with_device = |image: &Path| (image.to_owned(), LoopDevice::open(image).unwrap());
+        Self {
+            root: root.to_owned(),
+            directory: File::open(root).unwrap(),
+            uuid: String::new(),
+            image: image.map(with_device),
+            over_itself: false,
+            max_size: 0,
+            may_outgrow_disk: false,
+            announced: Announced::default(),
+        }
+    }
+
     /// The device that the pool's traffic goes to, as cgroups name it.
     pub(super) fn device(&self) -> Result<(u32, u32)> {
         let path = match &self.image {
@@ -111,22 +128,21 @@ impl Filesystem {
             free: stat.f_bavail * stat.f_frsize,
         };
         if let Some((image, _)) = &self.image {
-            let room = self.room_to_grow(image)?;
+            let room = self.room_to_grow(image, *self.announced.bytes())?;
             space.total += room;
             space.free += room;
         }
         Ok(space)
     }
 
-    fn room_to_grow(&self, image: &Path) -> Result<u64> {
-        let file = Backing::of(image)?;
-        let host_free = file.host_free.saturating_sub(HOST_RESERVE);
+    /// Bytes by which the pool file may grow while so many are announced beside it.
+    fn room_to_grow(&self, image: &Path, announced: u64) -> Result<u64> {
         let limit = if self.max_size == 0 {
             u64::MAX
         } else {
             self.max_size
         };
-        Ok((file.used + host_free).min(limit).saturating_sub(file.size))
+        Ok(Backing::of(image)?.room_to_grow(announced, limit))
     }
 
     pub(super) fn announced(&self) -> &Announced {
@@ -158,7 +174,9 @@ impl Filesystem {
             return Ok(false);
         }
         let size = fs::metadata(image).map_err(failed())?.len();
-        let step = (size / 2).min(self.room_to_grow(image)?) & !((1 << 20) - 1);
+        // Until the file is longer, and what it grew by is promised.
+        let announced = self.announced.bytes();
+        let step = (size / 2).min(self.room_to_grow(image, *announced)?) & !((1 << 20) - 1);
         if step < 64 << 20 {
             return Ok(false);
         }
@@ -167,6 +185,7 @@ impl Filesystem {
             .open(image)
             .and_then(|f| f.set_len(size + step))
             .map_err(failed())?;
+        drop(announced);
         device.update_size().map_err(failed())?;
         btrfs::grow_to_device(self.directory.as_fd()).map_err(failed())?;
         tracing::info!(from = size, to = size + step, "the pool grew");
@@ -217,6 +236,13 @@ impl Backing {
     fn promised(&self) -> u64 {
         self.size.saturating_sub(self.used)
     }
+
+    fn room_to_grow(&self, announced: u64, limit: u64) -> u64 {
+        let free = self
+            .host_free
+            .saturating_sub(HOST_RESERVE.saturating_add(announced));
+        (self.used + free).min(limit).saturating_sub(self.size)
+    }
 }
 
 fn free_at(path: &Path) -> io::Result<u64> {
@@ -242,12 +268,16 @@ fn mount_over_itself(data: &File, root: &Path) -> io::Result<bool> {
     mount.attach(root).map(|()| true)
 }
 
-fn mount_image(config: &Config, root: &Path) -> Result<(PathBuf, LoopDevice)> {
+/// `None` if somebody else has mounted a disk there.
+fn mount_image(config: &Config, root: &Path) -> Result<Option<(PathBuf, LoopDevice)>> {
     let image = config.data.join("pool.img");
     if let Ok(device) = mounted_device(root) {
-        let device =
-            LoopDevice::open(&device).map_err(EngineError::io("cannot open the pool's loop device"))?;
-        return Ok((image, device));
+        let failed = || EngineError::io("cannot open the pool's loop device");
+        if !loopdev::is_loop(&device).map_err(failed())? {
+            return Ok(None);
+        }
+        let device = LoopDevice::open(&device).map_err(failed())?;
+        return Ok(Some((image, device)));
     }
     if !image.exists() {
         let free = free_at(&config.data).map_err(EngineError::io("cannot measure the disk"))?;
@@ -264,7 +294,7 @@ fn mount_image(config: &Config, root: &Path) -> Result<(PathBuf, LoopDevice)> {
         c"discard=async",
     )
     .map_err(|e| EngineError::io("cannot mount the pool")(e.into()))?;
-    Ok((image, device))
+    Ok(Some((image, device)))
 }
 
 /// Of a new pool file. Half of what is free stays for what is beside it, memory images foremost; the pool grows when it has to.
@@ -360,6 +390,21 @@ mod tests {
             256 << 20,
             "whatever was asked for"
         );
+    }
+
+    #[test]
+    fn a_pool_grows_into_nothing_that_is_kept_or_announced() {
+        const GIB: u64 = 1 << 30;
+        let file = Backing {
+            size: 8 * GIB,
+            used: 7 * GIB,
+            host_free: 6 * GIB,
+            had_room: true,
+        };
+        assert_eq!(file.room_to_grow(0, u64::MAX), 4 * GIB);
+        assert_eq!(file.room_to_grow(3 * GIB, u64::MAX), GIB);
+        assert_eq!(file.room_to_grow(9 * GIB, u64::MAX), 0);
+        assert_eq!(file.room_to_grow(0, 10 * GIB), 2 * GIB);
     }
 
     #[test]

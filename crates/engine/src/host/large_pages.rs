@@ -11,6 +11,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::FlockOperation;
 
@@ -20,12 +21,16 @@ const ALL: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled";
 const NOTE: &str = "/run/dorm.large-pages";
 const ON: &str = "always";
+/// Enough for some gigabytes that are in the page cache.
+const LONGEST: Duration = Duration::from_secs(2);
 
 /// Large pages, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct LargePages {
     note: File,
     setting: PathBuf,
+    /// For how long they may be on. Whoever joins others has no longer than these.
+    pub(crate) left: Duration,
 }
 
 impl LargePages {
@@ -41,9 +46,19 @@ impl LargePages {
         let mut held = Self {
             note: open(note)?,
             setting: setting.to_owned(),
+            left: LONGEST,
         };
         rustix::fs::flock(&held.note, FlockOperation::LockShared)?;
         let before = chosen(setting)?;
+        let note = held.note.metadata()?;
+        if before == ON && note.len() > 0 {
+            let since = note.modified()?;
+            let on_for = SystemTime::now().duration_since(since).unwrap_or(LONGEST);
+            held.left = LONGEST.saturating_sub(on_for);
+            if held.left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
         if before != ON {
             // At no moment is there no word of what it was.
             held.note.write_all(before.as_bytes())?;
@@ -63,6 +78,7 @@ impl LargePages {
             drop(Self {
                 note,
                 setting: SETTING.into(),
+                left: Duration::ZERO,
             });
             io::Result::Ok(())
         };
@@ -143,6 +159,20 @@ mod tests {
         assert_eq!(machine.now(), "never");
         drop(machine.hold());
         assert_eq!(machine.now(), "never");
+    }
+
+    #[test]
+    fn nobody_joins_those_who_have_had_them_for_long_enough() {
+        let machine = Machine::new("always inherit madvise [never]\n");
+        let one = machine.hold();
+        one.note.set_modified(SystemTime::now() - LONGEST / 2).unwrap();
+        assert!(machine.hold().left <= LONGEST / 2);
+        one.note.set_modified(SystemTime::now() - LONGEST).unwrap();
+        LargePages::hold_by(&machine.setting(), &machine.0.path().join("note")).unwrap_err();
+        assert_eq!(machine.now(), "always");
+        drop(one);
+        assert_eq!(machine.now(), "never");
+        assert_eq!(machine.hold().left, LONGEST);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use dorm_sys::cgroup::{Group, GroupLimits, Hierarchy};
@@ -80,7 +80,7 @@ pub(crate) struct LiveBox {
     pub(crate) uid_base: u32,
     pub(crate) guest_hash: String,
     /// In the home for the sake of an image, and in the way once the box goes on.
-    names: Mutex<Vec<PathBuf>>,
+    names: Mutex<Arc<Vec<PathBuf>>>,
     pub(crate) volumes: Vec<VolumeMount>,
     /// Set once somebody asked for the box's end.
     stopping: watch::Sender<bool>,
@@ -109,11 +109,12 @@ impl LiveBox {
         }
     }
 
-    pub(crate) fn note_names(&self, names: Vec<PathBuf>) {
-        self.names
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend(names);
+    /// Gives them for as long as nobody has taken them.
+    pub(crate) fn note_names(&self, names: Vec<PathBuf>) -> Weak<Vec<PathBuf>> {
+        let names = Arc::new(names);
+        let noted = Arc::downgrade(&names);
+        *self.names.lock().unwrap_or_else(PoisonError::into_inner) = names;
+        noted
     }
 
     pub(crate) fn stats(&self) -> Result<BoxStats> {
@@ -134,7 +135,7 @@ impl LiveBox {
         memory.map_err(EngineError::io("cannot measure the box's memory"))
     }
 
-    pub(crate) fn take_names(&self) -> Vec<PathBuf> {
+    pub(crate) fn take_names(&self) -> Arc<Vec<PathBuf>> {
         std::mem::take(&mut *self.names.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -9,11 +9,11 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
 
 use super::{GATEWAY, Range};
 use crate::{EngineError, Result};
@@ -27,6 +27,9 @@ const NEW_CONNECTIONS: &str = "500/second burst 2000 packets";
 
 /// Far beyond what nft takes. Whoever has to do with the policies of boxes waits for it.
 const LONGEST: Duration = Duration::from_secs(60);
+
+/// How long one that was killed may take to end: what the kernel is doing for it, it does to its end.
+const ENDED_WITHIN: Duration = Duration::from_secs(60);
 
 /// First characters of the host's interfaces of one daemon's boxes.
 pub(super) fn interface_prefix(instance: &str) -> String {
@@ -162,7 +165,8 @@ async fn run(args: &[&str], input: &str) -> io::Result<Vec<u8>> {
     output_of(nft, input, LONGEST).await
 }
 
-/// What `command` answers to `input`. One that has not ended within `longest` is killed.
+/// What `command` answers to `input`. One that has not ended within `longest` is killed, and has ended when that is told: what it
+/// was changing, it has changed or not.
 async fn output_of(mut command: Command, input: &str, longest: Duration) -> io::Result<Vec<u8>> {
     command
         .stdin(Stdio::piped())
@@ -172,16 +176,15 @@ async fn output_of(mut command: Command, input: &str, longest: Duration) -> io::
     let mut child = command
         .spawn()
         .map_err(|e| io::Error::new(e.kind(), format!("nft (package nftables): {e}")))?;
-    let answered = async move {
-        if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(input.as_bytes()).await?;
-        }
-        child.wait_with_output().await
-    };
-    let output = tokio::time::timeout(longest, answered).await.map_err(|_| {
+    let answered = tokio::time::timeout(longest, answer(&mut child, input)).await;
+    let output = answered.unwrap_or_else(|_| {
         let text = format!("nft did not end within {} s, and was killed", longest.as_secs());
-        io::Error::new(io::ErrorKind::TimedOut, text)
-    })??;
+        Err(io::Error::new(io::ErrorKind::TimedOut, text))
+    });
+    if output.is_err() {
+        let _ = tokio::time::timeout(ENDED_WITHIN, child.kill()).await;
+    }
+    let output = output?;
     if output.status.success() {
         return Ok(output.stdout);
     }
@@ -190,15 +193,42 @@ async fn output_of(mut command: Command, input: &str, longest: Duration) -> io::
     ))
 }
 
+async fn answer(child: &mut Child, input: &str) -> io::Result<Output> {
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(input.as_bytes()).await?;
+    }
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    if let (Some(mut out), Some(mut err)) = (child.stdout.take(), child.stderr.take()) {
+        tokio::try_join!(out.read_to_end(&mut stdout), err.read_to_end(&mut stderr))?;
+    }
+    Ok(Output {
+        status: child.wait().await?,
+        stdout,
+        stderr,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Processes called so, those that have ended and that nobody has waited for among them.
+    fn called(name: &str) -> usize {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let names = processes.filter_map(|process| std::fs::read_to_string(process.path().join("comm")).ok());
+        names.filter(|found| found.trim_end() == name).count()
+    }
+
     #[tokio::test]
-    async fn a_program_that_does_not_end_is_ended() {
-        let mut stuck = Command::new("sh");
-        stuck.args(["-c", "exec sleep 4711"]);
+    async fn a_program_that_does_not_end_has_ended_when_that_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let name = format!("stuck-{}", std::process::id());
+        let stuck = directory.path().join(&name);
+        std::os::unix::fs::symlink("/bin/sleep", &stuck).unwrap();
+        let mut stuck = Command::new(stuck);
+        stuck.arg("4711");
         let error = output_of(stuck, "", Duration::from_millis(1)).await.unwrap_err();
+        assert_eq!(called(&name), 0);
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(error.to_string().contains("was killed"), "{error}");
     }

@@ -26,6 +26,7 @@ use self::monitor::Monitor;
 use self::qemu::Qemu;
 use self::start::no_engine;
 use crate::engines::Kind;
+use crate::home::Room;
 use crate::host::{Host, LiveBox, Sought};
 use crate::{
     About, BoxRecord, BoxSpec, Dumped, EngineError, GuestStream, Id, Listening, Result, about, chain,
@@ -165,11 +166,11 @@ impl Kind for Vm {
         self.recover_machine(spec, image).await
     }
 
-    fn image_size(&self, _: &LiveBox) -> Result<u64> {
+    async fn image_size(&self, _: &LiveBox) -> Result<u64> {
         Ok(checkpoint::STATE_SIZE)
     }
 
-    async fn dump(&self, live: &LiveBox, image: &Path) -> Result<Dumped> {
+    async fn dump(&self, live: &LiveBox, image: &Path, _: &mut Room) -> Result<Dumped> {
         self.dump_machine(live, image).await
     }
 

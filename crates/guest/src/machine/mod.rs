@@ -100,7 +100,7 @@ pub(crate) fn power_off() -> io::Result<()> {
     const FIFREEZE: libc::c_ulong = 0xc004_5877;
     // SAFETY: sync takes nothing and gives nothing.
     unsafe { libc::sync() };
-    volumes::hold(Instant::now() + VOLUMES_WITHIN);
+    volumes::hold(still::draw(), Instant::now() + VOLUMES_WITHIN);
     // A file system that takes no more writes is as clean as one that was unmounted, which the root never is.
     let frozen = std::fs::File::open("/").and_then(|root| {
         // SAFETY: the request takes an integer, and ignores it.

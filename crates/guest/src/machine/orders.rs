@@ -88,7 +88,7 @@ impl Orders {
                 if let Some(agent) = agent_id {
                     volumes::belong_to(&agent);
                 }
-                volumes::go_on();
+                volumes::go_on(None);
                 let answer = match identity::set_network(&network).await {
                     Ok(()) => Answer::Done,
                     Err(e) => Answer::Failed(format!("the network cannot be set up: {e}")),
@@ -101,7 +101,7 @@ impl Orders {
                 identity::set_clock(now_ms);
                 // In this order: a hold that comes in between finds that it is over.
                 still::release();
-                volumes::go_on();
+                volumes::go_on(None);
                 Answer::Done
             }
             Order::Sync => stand_still().await,
@@ -160,11 +160,11 @@ async fn stand_still() -> Answer {
     let on_disk = held && sync().await;
     let quiet = held
         && still::is_on(number)
-        && tokio::task::spawn_blocking(move || volumes::hold(until))
+        && tokio::task::spawn_blocking(move || volumes::hold(number, until))
             .await
             .unwrap_or(false);
     if !(held && still::is_on(number)) {
-        volumes::go_on();
+        volumes::go_on(Some(number));
         return Answer::Failed("the machine was told to go on meanwhile".into());
     }
     if !quiet {

@@ -38,6 +38,13 @@ fn a_field_is_found_by_its_whole_name() {
 }
 
 #[test]
+fn memory_that_is_in_swap_is_in_no_file_either() {
+    let stat = "cache 9\nrss 100\nrss_huge 7\nshmem 20\nswap 3\ntotal_swap 8\n";
+    let (_group, group) = group_like(Version::V1, &[("memory.stat", stat)]);
+    assert_eq!(group.memory_in_no_file().unwrap(), 123);
+}
+
+#[test]
 fn version_2_is_taken_with_all_its_controllers_only() {
     let root = Scratch::new();
     let controllers = root.0.join("cgroup.controllers");

@@ -41,7 +41,15 @@ struct State {
     outgoing: VecDeque<Outgoing>,
     /// Which server has begun, if one has.
     epoch: Option<Epoch>,
-    held_until: Option<Instant>,
+    held: Option<Hold>,
+}
+
+/// What is asked is held back.
+#[derive(Clone, Copy)]
+struct Hold {
+    /// A later hold has a higher one, and an earlier one, which may still wait, has nothing to say to it.
+    number: u64,
+    until: Instant,
 }
 
 struct Pending {
@@ -58,7 +66,7 @@ enum Outgoing {
 impl State {
     /// Sends what waits, if it may be sent now.
     fn send_waiting(&mut self) {
-        if self.epoch.is_none() || self.held_until.is_some() {
+        if self.epoch.is_none() || self.held.is_some() {
             return;
         }
         for pending in self.pending.values_mut().filter(|pending| !pending.sent) {
@@ -117,27 +125,42 @@ impl Channel {
     }
 
     /// Holds back what is asked from now on, `at_most` so long, for a stop that may not come, and returns when the server has nothing left
-    /// to do. If it still has at `until`, all goes on.
-    pub(super) fn hold(&self, until: Instant, at_most: Duration) -> bool {
+    /// to do. If it still has at `until`, all goes on. False also if the hold of this number is over by then, or another has come.
+    pub(super) fn hold(&self, number: u64, until: Instant, at_most: Duration) -> bool {
         let mut state = self.state();
-        state.held_until = Some(Instant::now() + at_most);
-        while !state.is_quiet() {
+        if state.held.is_some_and(|held| held.number > number) {
+            return false;
+        }
+        state.held = Some(Hold {
+            number,
+            until: Instant::now() + at_most,
+        });
+        // Another hold that waits finds that it is none.
+        self.0.changed.notify_all();
+        while state.held.is_some_and(|held| held.number == number) {
+            if state.is_quiet() {
+                return true;
+            }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 drop(state);
                 log!("the file server of the volumes does not answer");
-                self.go_on();
+                self.end(Some(number));
                 return false;
             }
             let waited = self.0.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        true
+        false
     }
 
-    pub(super) fn go_on(&self) {
+    /// Ends the hold of this number, or whichever there is.
+    pub(super) fn end(&self, of: Option<u64>) {
         let mut state = self.state();
-        state.held_until = None;
+        if of.is_some() && of != state.held.map(|held| held.number) {
+            return;
+        }
+        state.held = None;
         state.send_waiting();
         drop(state);
         self.0.changed.notify_all();
@@ -209,7 +232,7 @@ impl Channel {
         let pending = {
             let mut state = self.state();
             let pending = state.pending.remove(&head.number);
-            if state.held_until.is_some() && state.is_quiet() {
+            if state.held.is_some() && state.is_quiet() {
                 self.0.changed.notify_all();
             }
             pending
@@ -240,16 +263,16 @@ impl Channel {
     fn next(&self) -> Outgoing {
         let mut state = self.state();
         loop {
-            if state.held_until.is_some_and(|until| until <= Instant::now()) {
-                state.held_until = None;
+            if state.held.is_some_and(|held| held.until <= Instant::now()) {
+                state.held = None;
                 state.send_waiting();
             }
             if let Some(next) = state.outgoing.pop_front() {
                 return next;
             }
-            state = match state.held_until {
-                Some(until) => {
-                    let left = until.saturating_duration_since(Instant::now());
+            state = match state.held {
+                Some(held) => {
+                    let left = held.until.saturating_duration_since(Instant::now());
                     let waited = self.0.changed.wait_timeout(state, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
@@ -380,7 +403,7 @@ mod tests {
         let slow = ask(&guest, 1);
         server.begin([1; 8]);
         let (head, ..) = server.next();
-        assert!(!guest.hold(Instant::now(), LONG));
+        assert!(!guest.hold(1, Instant::now(), LONG));
         let other = ask(&guest, 2);
         let (next, request, _) = server.next();
         assert_eq!(request, Request::Close { handle: 2 });
@@ -392,6 +415,36 @@ mod tests {
     }
 
     #[test]
+    fn a_hold_that_is_over_ends_no_other_one() {
+        let (mut server, guest) = Server::with_guest();
+        let slow = ask(&guest, 1);
+        server.begin([1; 8]);
+        let (head, ..) = server.next();
+        let holding = |number: u64| {
+            let guest = guest.clone();
+            let holding = guest.clone();
+            let holding = std::thread::spawn(move || holding.hold(number, soon(), LONG));
+            while guest.state().held.is_none_or(|held| held.number != number) {
+                std::thread::yield_now();
+            }
+            holding
+        };
+        let (first, second) = (holding(1), holding(2));
+        assert!(!first.join().unwrap(), "it does not wait for what is no more");
+        guest.end(Some(1));
+        assert!(!guest.hold(1, soon(), LONG), "it comes too late");
+        let waits = ask(&guest, 2);
+        server.answer(head.number, Ok(Reply::Done), b"");
+        slow.recv().unwrap().unwrap();
+        assert!(second.join().unwrap());
+        assert!(guest.state().held.is_some_and(|held| held.number == 2));
+        guest.end(Some(2));
+        let (head, ..) = server.next();
+        server.answer(head.number, Ok(Reply::Done), b"");
+        waits.recv().unwrap().unwrap();
+    }
+
+    #[test]
     fn a_machine_that_is_about_to_stand_still_has_nothing_under_way() {
         let (mut server, guest) = Server::with_guest();
         let before = ask(&guest, 1);
@@ -399,9 +452,9 @@ mod tests {
         let (head, ..) = server.next();
         let holding = {
             let guest = guest.clone();
-            std::thread::spawn(move || guest.hold(soon(), LONG))
+            std::thread::spawn(move || guest.hold(1, soon(), LONG))
         };
-        while guest.state().held_until.is_none() {
+        while guest.state().held.is_none() {
             std::thread::yield_now();
         }
         let after = ask(&guest, 2);
@@ -416,7 +469,7 @@ mod tests {
         server.answer(head.number, Ok(Reply::Done), b"");
         before.recv().unwrap().unwrap();
         assert!(holding.join().unwrap());
-        guest.go_on();
+        guest.end(None);
         let (head, request, _) = server.next();
         assert_eq!(
             (head.again, request),
@@ -426,7 +479,7 @@ mod tests {
         server.answer(head.number, Ok(Reply::Done), b"");
         after.recv().unwrap().unwrap();
         // A stop that does not come is not waited for.
-        assert!(guest.hold(soon(), Duration::from_millis(10)));
+        assert!(guest.hold(2, soon(), Duration::from_millis(10)));
         let late = ask(&guest, 3);
         let (head, ..) = server.next();
         server.answer(head.number, Ok(Reply::Done), b"");

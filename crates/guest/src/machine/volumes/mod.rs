@@ -90,16 +90,16 @@ fn mount_volume(volume: Volume, path: &str) -> io::Result<()> {
 }
 
 /// Before the machine stands still: returns when nothing is under way to the file server, and nothing will be until the machine goes on.
-/// False if that takes too long: then it goes on at once.
-pub(super) fn hold(until: Instant) -> bool {
+/// False if that takes too long: then it goes on at once. False, too, if the hold of this number is over meanwhile.
+pub(super) fn hold(number: u64, until: Instant) -> bool {
     CHANNEL
         .get()
-        .is_none_or(|channel| channel.hold(until, still::AT_MOST))
+        .is_none_or(|channel| channel.hold(number, until, still::AT_MOST))
 }
 
-/// The machine goes on.
-pub(super) fn go_on() {
+/// The machine goes on: the hold of this number is over, or whichever there is.
+pub(super) fn go_on(of: Option<u64>) {
     if let Some(channel) = CHANNEL.get() {
-        channel.go_on();
+        channel.end(of);
     }
 }
