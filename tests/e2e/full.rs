@@ -9,8 +9,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{FallocateFlags, fallocate, ftruncate, statvfs, syncfs};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 use crate::harness::{self, Agent, Options, Output, Server, Skip};
+use crate::streams::{is_told_that_it_lost_the_box, waiting_client};
 
 harness::tests![
     a_full_disk_leaves_agents_as_they_are_until_there_is_room,
@@ -19,6 +22,7 @@ harness::tests![
     a_pool_in_a_file_outlives_memory_and_others_that_fill_the_disk_below_it,
     open_files_without_names_take_no_room_of_a_pool_in_a_file,
     nothing_is_acknowledged_that_cannot_be_recorded,
+    a_box_that_ends_on_a_full_disk_has_ended_before_that_can_be_recorded,
     a_disk_that_is_full_has_room_again_once_something_is_deleted,
     a_daemon_that_is_started_on_a_full_disk_keeps_the_boxes_that_it_finds,
 ];
@@ -398,6 +402,50 @@ fn nothing_is_acknowledged_that_cannot_be_recorded() -> Result<()> {
         server.dorm(&["rm", "--yes", name])?.succeeded()?;
     }
     Ok(())
+}
+
+fn a_box_that_ends_on_a_full_disk_has_ended_before_that_can_be_recorded() -> Result<()> {
+    let server = small_server()?;
+    let (ended, durable) = (server.agent("ended")?, server.agent_with("durable", &["--durable-after", "0.1"])?);
+    ended.sh("echo kept > ~/file; sync")?.succeeded()?;
+    let saves = needs_images().is_ok();
+    if saves {
+        durable.holder(1)?;
+        let held = word(&durable)?;
+        durable.sh(&format!("echo {held} > ~/held; sync"))?.succeeded()?;
+        durable.pause()?;
+        harness::eventually("its memory is on disk too", || Ok((durable.show()?["durable"] == true).then_some(())))?;
+    }
+    let pids = [ended.pid()?, durable.pid()?];
+    let mut client = waiting_client(&ended)?;
+    let stderr = client.stderr.take().context("piped")?;
+    let ballast = Ballast::beside(&server)?;
+    ballast.fill(0)?;
+    let mut made = 0;
+    until_refused(&server, &mut made)?;
+    for (agent, pid) in [(&ended, pids[0]), (&durable, pids[1])] {
+        kill_process(Pid::from_raw(pid).context("a running agent has a pid")?, Signal::KILL)?;
+        // It may have to move to die.
+        server.remains.thaw(&agent.id);
+    }
+    ended.becomes("stopped")?;
+    durable.becomes(if saves { "hibernated" } else { "stopped" })?;
+    is_told_that_it_lost_the_box(client, stderr)?;
+    is_full(&server.dorm(&["exec", &ended.name, "true"])?)?;
+
+    ballast.remove()?;
+    for agent in [&ended, &durable] {
+        harness::eventually("its end is recorded", || {
+            let is_end = |event: &Value| event["reason"].as_str().is_some_and(|why| why.contains("of the box ended"));
+            Ok(agent.events()?.iter().any(is_end).then_some(()))
+        })?;
+    }
+    ensure!(ended.sh_text("cat ~/file")? == "kept");
+    if saves {
+        let held = word(&durable)?;
+        ensure!(durable.sh_text("cat ~/held")? == held, "it holds {held} now");
+    }
+    server.in_order()
 }
 
 fn a_disk_that_is_full_has_room_again_once_something_is_deleted() -> Result<()> {

@@ -67,7 +67,7 @@ fn an_open_exec_stream_is_attached_again_with_nothing_lost() -> Result<()> {
 }
 
 /// A client that waits for a run, which has begun and does not end by itself.
-fn waiting_client(agent: &Agent) -> Result<Child> {
+pub(crate) fn waiting_client(agent: &Agent) -> Result<Child> {
     let mut client = agent
         .server
         .command(&["exec", &agent.name, "--", "sh", "-c", "echo begun; exec sleep 4711"])
@@ -81,7 +81,7 @@ fn waiting_client(agent: &Agent) -> Result<Child> {
     Ok(client)
 }
 
-fn is_told_that_it_lost_the_box(mut client: Child, mut stderr: impl Read) -> Result<()> {
+pub(crate) fn is_told_that_it_lost_the_box(mut client: Child, mut stderr: impl Read) -> Result<()> {
     let mut told = String::new();
     stderr.read_to_string(&mut told)?;
     let code = client.wait()?.code();
