@@ -1,8 +1,8 @@
-//! Records that follow what they tell of. A thaw and a freeze are acknowledged first and recorded
-//! then, in their order, and before anything else of the agent is recorded.
+//! Records that follow what they tell of. A thaw, a freeze and the end of a box are acknowledged first
+//! and recorded then, in their order, and before anything else of the agent is recorded.
 //!
-//! A crash in between is harmless: the next daemon finds a box that is frozen or is not, whatever was
-//! recorded, and puts it into the state that it adopts it in.
+//! A crash in between is harmless: the next daemon finds a box that is frozen or is not, or none, whatever
+//! was recorded, and puts it into the state that it adopts it in.
 //!
 //! What cannot be recorded, as on a disk that is full, is tried again until it can, and nothing else of the agent is
 //! recorded before.

@@ -38,7 +38,7 @@
 //! - `snapshot`, `roll_back` and `fork` keep what an agent is, go back to it, and make others of it.
 //! - `go_on` brings back what ran when the last daemon ended.
 //! - `departed` has the last events of agents that are gone, for whoever follows them.
-//! - `lag` records what was done at once: a freeze or thaw waits for no disk.
+//! - `lag` records what was done at once: a freeze, a thaw or the end of a box waits for no disk.
 //! - [`Links`] are the connections to a guest, which are cut before its memory is saved.
 //! - [`idle`] puts agents to sleep that nobody uses. `hold` keeps them from it, and `sleep` is what each says about it.
 //! - `watcher` waits for the end of a running box and asks the driver to settle it.
@@ -47,9 +47,9 @@
 //!   that go on running, finishes what was under way, and removes what belongs to nobody.
 //!
 //! A transition is recorded before it begins and after it ended, and is answered only then; so
-//! after a crash the store tells what to finish. Only a freeze and a thaw are recorded once they are over:
-//! whatever the store says of them, the next daemon finds the box, and nothing is lost. An ephemeral agent is deleted where a persistent one
-//! would come to rest in `stopped`.
+//! after a crash the store tells what to finish. Only a freeze, a thaw, and what follows the end of a box are recorded once they are over:
+//! whatever the store says of them, the next daemon finds the box, or that there is none, and nothing is lost. An ephemeral agent is
+//! deleted where a persistent one would come to rest in `stopped`.
 
 mod agent;
 mod convert;
