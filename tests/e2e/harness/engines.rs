@@ -300,6 +300,7 @@ const VM_CANNOT: Cannot = &[
             "dangerous_system_calls_are_refused",
             "a_32_bit_call_does_not_get_around_the_filter",
             "capabilities_are_bounded",
+            "boxes_that_came_back_from_disk_watch_as_much_as_others",
             "the_guest_binary_cannot_be_replaced_from_inside",
             "terminals_of_a_box_have_an_end",
         ],
