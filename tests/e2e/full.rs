@@ -430,7 +430,8 @@ fn a_box_that_ends_on_a_full_disk_has_ended_before_that_can_be_recorded() -> Res
     }
     ended.becomes("stopped")?;
     durable.becomes(if saves { "hibernated" } else { "stopped" })?;
-    is_told_that_it_lost_the_box(client, stderr)?;
+    let told = is_told_that_it_lost_the_box(client, stderr)?;
+    ensure!(told.contains("the agent is stopped: the box ended: "), "{told}");
     is_full(&server.dorm(&["exec", &ended.name, "true"])?)?;
 
     ballast.remove()?;

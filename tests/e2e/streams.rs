@@ -81,12 +81,12 @@ pub(crate) fn waiting_client(agent: &Agent) -> Result<Child> {
     Ok(client)
 }
 
-pub(crate) fn is_told_that_it_lost_the_box(mut client: Child, mut stderr: impl Read) -> Result<()> {
+pub(crate) fn is_told_that_it_lost_the_box(mut client: Child, mut stderr: impl Read) -> Result<String> {
     let mut told = String::new();
     stderr.read_to_string(&mut told)?;
     let code = client.wait()?.code();
     ensure!(code == Some(6) && told.contains("the connection to the box broke off"), "it left with {code:?}: {told}");
-    Ok(())
+    Ok(told)
 }
 
 fn a_client_whose_run_went_with_a_rollback_is_told_that_it_lost_the_box() -> Result<()> {
@@ -96,7 +96,7 @@ fn a_client_whose_run_went_with_a_rollback_is_told_that_it_lost_the_box() -> Res
     let mut client = waiting_client(&agent)?;
     server.dorm(&["rollback", &agent.name, "before"])?.succeeded()?;
     let stderr = client.stderr.take().context("piped")?;
-    is_told_that_it_lost_the_box(client, stderr)
+    is_told_that_it_lost_the_box(client, stderr).map(drop)
 }
 
 fn a_client_that_waits_for_its_run_does_not_undo_a_stop() -> Result<()> {
@@ -113,7 +113,8 @@ fn a_client_that_waits_for_its_run_does_not_undo_a_stop() -> Result<()> {
             }
         }
         server.dorm(&["stop", &agent.name, "--grace", "0"])?.succeeded()?;
-        is_told_that_it_lost_the_box(client, stderr)?;
+        let told = is_told_that_it_lost_the_box(client, stderr)?;
+        ensure!(told.contains("the agent is stopped: stopped on request"), "{told}");
         let events = agent.events()?;
         ensure!(events.last().is_some_and(|last| last["to"] == "stopped"), "it was started again: {events:?}");
     }

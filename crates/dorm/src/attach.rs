@@ -165,7 +165,10 @@ async fn reattach(guest: &Guest<'_>, run: &Selector, offset: u64, error: anyhow:
                 (since, pause) = (Instant::now(), AGAIN);
                 continue;
             }
-            Ok(Look::Lost) => return Err(error),
+            Ok(Look::Lost(how)) => {
+                eprintln!("the agent is {}", output::printable(&how));
+                return Err(error);
+            }
             Err(e) => Err(e),
         };
         match again {
@@ -249,7 +252,7 @@ impl Feed<'_> {
                     Ok(Look::Waiting(agent)) if self.input != Input::Pty || !agent.asleep => {
                         agent.changes().await;
                     }
-                    Ok(Look::Lost) => return Err(Failure::new(Exit::NotFound, "the box is gone").into()),
+                    Ok(Look::Lost(_)) => return Err(Failure::new(Exit::NotFound, "the box is gone").into()),
                     Ok(Look::Up | Look::Waiting(_)) | Err(_) => break,
                 }
             }

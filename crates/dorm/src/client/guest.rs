@@ -34,8 +34,8 @@ pub(crate) enum Look {
     Up,
     /// Until something happens to the agent, nothing is to be done.
     Waiting(Waiting),
-    /// The box is gone, and all runs with it.
-    Lost,
+    /// The box is gone, and all runs with it; how it is with the agent now, in words.
+    Lost(String),
 }
 
 pub(crate) struct Waiting {
@@ -100,7 +100,7 @@ impl<'a> Guest<'a> {
                 asleep: standing == Standing::Asleep,
                 events,
             }),
-            Standing::Lost => Look::Lost,
+            Standing::Lost => Look::Lost(format!("{}: {}", agent.state, agent.reason)),
         })
     }
 
@@ -109,7 +109,7 @@ impl<'a> Guest<'a> {
         match self.look().await {
             Ok(Look::Up) | Err(_) => true,
             Ok(Look::Waiting(agent)) => agent.asleep,
-            Ok(Look::Lost) => false,
+            Ok(Look::Lost(_)) => false,
         }
     }
 
