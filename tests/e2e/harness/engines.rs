@@ -301,6 +301,7 @@ const VM_CANNOT: Cannot = &[
             "a_32_bit_call_does_not_get_around_the_filter",
             "capabilities_are_bounded",
             "boxes_that_came_back_from_disk_watch_as_much_as_others",
+            "the_cgroup_of_a_box_cannot_be_changed_from_inside",
             "the_guest_binary_cannot_be_replaced_from_inside",
             "terminals_of_a_box_have_an_end",
         ],
