@@ -102,9 +102,13 @@ impl Lag {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns when nothing of what has come so far will be recorded any more.
-    pub(super) async fn forget(&self) {
-        let _turn = self.writing.lock().await;
+    /// Nothing is recorded late while this is held.
+    pub(super) async fn hold_back(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.writing.lock().await
+    }
+
+    /// Nothing of what has come so far is recorded any more.
+    pub(super) fn forget(&self) {
         self.pending().late.clear();
     }
 

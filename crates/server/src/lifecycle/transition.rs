@@ -59,12 +59,12 @@ pub(super) async fn run(agent: Arc<Agent>, transition: Transition) -> Answer {
     if !is_recorded_first(&transition) {
         return at_once(agent, transition, from, status, began).await;
     }
-    match (catch_up(&agent).await, &transition) {
-        (Ok(()), _) => {}
-        // What happened before the end of an agent matters to nobody.
-        (Err(_), Transition::Delete { .. }) => agent.lag.forget().await,
+    let held_back = match (catch_up(&agent).await, &transition) {
+        (Ok(()), _) => None,
+        // What happened before the end of an agent matters to nobody once that is recorded.
+        (Err(_), Transition::Delete { .. }) => Some(agent.lag.hold_back().await),
         (Err(error), _) => return Err(error.into()),
-    }
+    };
     let resting = agent.published().status;
     if let Transition::RollBack { snapshot, before, .. } = &transition {
         agent.publish(status.clone());
@@ -81,7 +81,12 @@ pub(super) async fn run(agent: Arc<Agent>, transition: Transition) -> Answer {
         box_record: BoxChange::Keep,
         image: agent.image_as_it_is(),
     };
-    match agent.ctx.record(&change).await {
+    let recorded = agent.ctx.record(&change).await;
+    if held_back.is_some() && recorded.is_ok() {
+        agent.lag.forget();
+    }
+    drop(held_back);
+    match recorded {
         Ok(()) => {}
         Err(StoreError::NotFound { .. }) => {
             leave(&agent);
