@@ -50,25 +50,35 @@ impl LargePages {
         };
         rustix::fs::flock(&held.note, FlockOperation::LockShared)?;
         let before = chosen(setting)?;
-        let note = held.note.metadata()?;
-        if before == ON && note.len() > 0 {
-            let since = note.modified()?;
-            let on_for = SystemTime::now().duration_since(since).unwrap_or(LONGEST);
-            held.left = LONGEST.saturating_sub(on_for);
-            if held.left.is_zero() {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
+        if before == ON {
+            held.left = held.time_left()?;
+            return Ok(held);
         }
-        if before != ON {
-            // At no moment is there no word of what it was.
-            held.note.write_all(before.as_bytes())?;
-            held.note.set_len(before.len() as u64)?;
-            if let Err(error) = fs::write(setting, ON) {
-                held.note.set_len(0)?;
-                return Err(error);
-            }
+        // At no moment is there no word of what it was.
+        held.note.write_all(before.as_bytes())?;
+        held.note.set_len(before.len() as u64)?;
+        if let Err(error) = fs::write(setting, ON) {
+            held.note.set_len(0)?;
+            return Err(error);
         }
         Ok(held)
+    }
+
+    /// To whoever finds them on. An error if others have had them for long enough.
+    fn time_left(&self) -> io::Result<Duration> {
+        let note = self.note.metadata()?;
+        if note.len() == 0 {
+            // Whoever runs this machine has them on.
+            return Ok(LONGEST);
+        }
+        let on_for = SystemTime::now()
+            .duration_since(note.modified()?)
+            .unwrap_or(LONGEST);
+        let left = LONGEST.saturating_sub(on_for);
+        match left.is_zero() {
+            true => Err(io::ErrorKind::TimedOut.into()),
+            false => Ok(left),
+        }
     }
 
     /// Puts in order what somebody left who was killed.

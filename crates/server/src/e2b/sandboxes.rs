@@ -191,16 +191,29 @@ impl Sandboxes {
         timeout: i64,
         only_extend: bool,
     ) -> Result<bool, Trouble> {
-        let (sandboxes, sandbox) = (self.clone(), sandbox.clone());
-        let set = async move {
-            let _turn = sandbox.turn.lock().await;
+        let set = move |sandboxes: Arc<Self>, sandbox: Arc<Sandbox>| async move {
             if sandbox.is_paused() {
                 return Ok(false);
             }
             let changed = sandboxes.change(&sandbox, |record| extend(record, timeout, only_extend));
             Ok(changed.await.map(|()| true)?)
         };
-        self.registry.to_the_end("get another end of its time", set).await
+        self.in_turn("get another end of its time", sandbox, set).await
+    }
+
+    /// Does this when it is its turn, and to its end, also if whoever asked goes away.
+    async fn in_turn<F: Future<Output = Result<bool, Trouble>> + Send>(
+        self: &Arc<Self>,
+        verb: &'static str,
+        sandbox: &Arc<Sandbox>,
+        work: impl FnOnce(Arc<Self>, Arc<Sandbox>) -> F + Send + 'static,
+    ) -> Result<bool, Trouble> {
+        let (sandboxes, sandbox) = (self.clone(), sandbox.clone());
+        let turn = async move {
+            let _turn = sandbox.turn.lock().await;
+            work(sandboxes, sandbox.clone()).await
+        };
+        self.registry.to_the_end(verb, turn).await
     }
 
     fn file(&self, sandbox: &Sandbox, record: &SandboxRecord) {
@@ -225,12 +238,11 @@ impl Sandboxes {
         sandbox: &Arc<Sandbox>,
         mode: PauseMode,
     ) -> Result<bool, Trouble> {
-        let (sandboxes, agent, sandbox) = (self.clone(), agent.clone(), sandbox.clone());
-        let paused = async move {
-            let _turn = sandbox.turn.lock().await;
+        let agent = agent.clone();
+        let pause = move |sandboxes: Arc<Self>, sandbox: Arc<Sandbox>| async move {
             sandboxes.pause_now(&agent, &sandbox, mode).await
         };
-        self.registry.to_the_end("be paused", paused).await
+        self.in_turn("be paused", sandbox, pause).await
     }
 
     async fn pause_now(
@@ -277,12 +289,11 @@ impl Sandboxes {
         timeout: i64,
         memory: bool,
     ) -> Result<bool, Trouble> {
-        let (sandboxes, agent, sandbox) = (self.clone(), agent.clone(), sandbox.clone());
-        let resumed = async move {
-            let _turn = sandbox.turn.lock().await;
+        let agent = agent.clone();
+        let resume = move |sandboxes: Arc<Self>, sandbox: Arc<Sandbox>| async move {
             sandboxes.resume_now(&agent, &sandbox, timeout, memory).await
         };
-        self.registry.to_the_end("be resumed", resumed).await
+        self.in_turn("be resumed", sandbox, resume).await
     }
 
     async fn resume_now(

@@ -367,15 +367,6 @@ fn meanwhile(work: Work, request: &Request) -> Decision {
 
         // A wake from standby is a thaw, whatever goes to the disk just then.
         (Work::MakeDurable, Request::Start | Request::EnsureRunning) => Hurry,
-        (
-            Work::MakeDurable,
-            Request::Pause
-            | Request::Hibernate { .. }
-            | Request::Snapshot { .. }
-            | Request::RollBack { .. }
-            | Request::Convert { .. }
-            | Request::Stop { .. },
-        ) => Wait,
         // A freeze for idleness may be given up, so not even a pause can join it.
         (
             Work::Freeze | Work::Snapshot | Work::RollBack | Work::Convert,
@@ -389,7 +380,7 @@ fn meanwhile(work: Work, request: &Request) -> Decision {
             | Request::Stop { .. },
         ) => Wait,
         (
-            Work::BringUp,
+            Work::BringUp | Work::MakeDurable,
             Request::Pause
             | Request::Hibernate { .. }
             | Request::Snapshot { .. }

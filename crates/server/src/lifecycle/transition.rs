@@ -481,17 +481,15 @@ fn result(transition: &Transition) -> String {
         Transition::Start { .. } => "started".to_owned(),
         Transition::Thaw { why } => format!("woken: {why}"),
         Transition::Wake { .. } => "woken from disk".to_owned(),
-        Transition::Freeze { why, .. } => why.clone(),
         Transition::MakeDurable => "its memory is on disk too".to_owned(),
         Transition::Snapshot { .. } => "a snapshot was taken".to_owned(),
-        Transition::RollBack { snapshot, .. } => format!("rolled back to {snapshot}"),
-        Transition::Hibernate { why } => why.clone(),
         Transition::Convert { to, .. } => format!("its isolation is {to} now"),
         Transition::Stop { .. } => "stopped on request".to_owned(),
-        Transition::Settle { reason, saved } => match saved {
-            true => format!("the box ended: {reason}; its memory is on disk"),
-            false => format!("the box ended: {reason}"),
-        },
         Transition::Delete { .. } => "deleted".to_owned(),
+        // Why it begins is what has become of it.
+        Transition::Freeze { .. }
+        | Transition::Hibernate { .. }
+        | Transition::RollBack { .. }
+        | Transition::Settle { .. } => why(transition),
     }
 }

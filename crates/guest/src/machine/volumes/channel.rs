@@ -397,6 +397,16 @@ mod tests {
         Instant::now() + LONG
     }
 
+    /// A hold that has begun, and gives whether it came to its end.
+    fn holding(guest: &Channel, number: u64) -> std::thread::JoinHandle<bool> {
+        let holder = guest.clone();
+        let holding = std::thread::spawn(move || holder.hold(number, soon(), LONG));
+        while guest.state().held.is_none_or(|held| held.number != number) {
+            std::thread::yield_now();
+        }
+        holding
+    }
+
     #[test]
     fn what_takes_too_long_is_not_held_up_and_the_machine_does_not_stand_still() {
         let (mut server, guest) = Server::with_guest();
@@ -420,16 +430,7 @@ mod tests {
         let slow = ask(&guest, 1);
         server.begin([1; 8]);
         let (head, ..) = server.next();
-        let holding = |number: u64| {
-            let guest = guest.clone();
-            let holding = guest.clone();
-            let holding = std::thread::spawn(move || holding.hold(number, soon(), LONG));
-            while guest.state().held.is_none_or(|held| held.number != number) {
-                std::thread::yield_now();
-            }
-            holding
-        };
-        let (first, second) = (holding(1), holding(2));
+        let (first, second) = (holding(&guest, 1), holding(&guest, 2));
         assert!(!first.join().unwrap(), "it does not wait for what is no more");
         guest.end(Some(1));
         assert!(!guest.hold(1, soon(), LONG), "it comes too late");
@@ -450,13 +451,7 @@ mod tests {
         let before = ask(&guest, 1);
         server.begin([1; 8]);
         let (head, ..) = server.next();
-        let holding = {
-            let guest = guest.clone();
-            std::thread::spawn(move || guest.hold(1, soon(), LONG))
-        };
-        while guest.state().held.is_none() {
-            std::thread::yield_now();
-        }
+        let holding = holding(&guest, 1);
         let after = ask(&guest, 2);
         // Another server hears what is under way, and nothing else.
         server.begin([2; 8]);

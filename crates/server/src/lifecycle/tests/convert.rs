@@ -94,12 +94,7 @@ async fn a_home_has_no_traces_of_an_image_when_it_is_converted() {
     let world = World::new().await;
     let agent = world.running("one").await;
     agent.hibernate("asked").await.unwrap();
-    let image = agent.current_image().unwrap().id;
-    let image = world
-        .images
-        .path()
-        .join(agent.profile.id.as_str())
-        .join(image.as_str());
+    let image = world.image_of(&agent);
     agent.set_isolation(Isolation::Gvisor).await.unwrap();
     assert_eq!(world.engine.released(&image), Some(Isolation::Container));
     assert_eq!(world.engine.conversions(), [Isolation::Gvisor]);

@@ -1,6 +1,6 @@
 //! The lifecycle on engines, homes and records that exist only in memory.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -144,6 +144,13 @@ impl World {
 
     fn get(&self, name: &str) -> Option<Arc<Agent>> {
         self.registry.get(&Workspace::default(), name).ok()
+    }
+
+    /// Where the memory of an agent is that sleeps.
+    fn image_of(&self, agent: &Agent) -> PathBuf {
+        let image = agent.current_image().expect("its memory is on disk").id;
+        let folder = self.images.path().join(agent.profile.id.as_str());
+        folder.join(image.as_str())
     }
 
     /// As `agent/image`, without those that were set aside.

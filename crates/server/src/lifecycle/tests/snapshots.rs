@@ -86,12 +86,7 @@ async fn the_files_alone_of_an_agent_that_sleeps_are_kept_without_traces_of_its_
         } else {
             agent.hibernate("asked").await.unwrap();
         }
-        let image = agent.current_image().unwrap().id;
-        let image = world
-            .images
-            .path()
-            .join(agent.profile.id.as_str())
-            .join(image.as_str());
+        let image = world.image_of(&agent);
         let files = agent.snapshot("", SnapshotKind::Files).await.unwrap();
         assert_eq!(world.homes.taken_without(&files.id), Some(image));
         let full = agent.snapshot("", SnapshotKind::Full).await.unwrap();
